@@ -17,6 +17,10 @@ unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13
 python=("$venv/bin/python" -I)
 echo "test: ruff"
 run "${python[@]}" -m ruff check --config pyproject.toml tupe lab tests hydra_plugins setup.py
+if [ "$stack" = fairseq ]; then  # which has the versions of scripts/requirements.txt: others have other types
+  echo "test: mypy"
+  run "${python[@]}" -m mypy --config-file pyproject.toml
+fi
 echo "test: import contracts"  # imports from the folder that it is called in
 cd scripts
 run "../$venv/bin/lint-imports" --config ../pyproject.toml --no-logo --no-cache

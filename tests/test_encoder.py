@@ -2,7 +2,11 @@
 
 import hashlib
 import math
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -11,7 +15,15 @@ import torch.nn.functional as F
 
 from tupe.attention import NORMALISERS, Plain, Prepared
 from tupe.checkpoints.convert import RELEASED, rename, weights_from_released
-from tupe.encoder import ClassificationHead, Encoder, GatedAttentionLayer, LayerInputs, LMHead, ModelConfig
+from tupe.encoder import (
+    ClassificationHead,
+    Encoder,
+    GatedAttentionLayer,
+    LayerInputs,
+    LMHead,
+    ModelConfig,
+    ModelOptions,
+)
 from tupe.packing import NO_PADDING
 from tupe.positions import Positions
 from tupe.schemes import SCHEMES
@@ -131,6 +143,26 @@ def test_gated_attention_unit_formula(normaliser):
     places, backend = positions.token_positions(length), Plain(normaliser)
     ours = layer(x, LayerInputs(lambda: positions, places, NO_PADDING, backend, Prepared(), 0))
     torch.testing.assert_close(ours[0], torch.stack(rows), rtol=1e-10, atol=1e-10)
+
+
+def test_options_are_those_of_the_configuration():
+    """Type checkers and editors read them in `ModelOptions`."""
+    assert get_type_hints(ModelOptions) == {option.name: option.type for option in fields(ModelConfig)}
+    for wrong, right in {"wdith": "width", "seperator": "separator", "Dropout": "dropout"}.items():
+        with pytest.raises(TypeError, match=f"^Encoder has no option {wrong!r}; did you mean {right!r}[?]$"):
+            Encoder(20, 1, **{"layers": 1, wrong: 2})
+
+
+@pytest.mark.thorough  # mypy reads torch's types
+def test_mypy_checks_the_options(tmp_path):
+    right, *wrong = "width=16, dropout=0, cls='tied'", "wdith=16", "width='16'"
+    calls = [f"Encoder(20, 1, {options})" for options in (right, *wrong)]
+    (tmp_path / "mine.py").write_text("\n".join(["from tupe.encoder import Encoder", *calls]))
+    mypy = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", tmp_path / "mine.py"]
+    done = subprocess.run(mypy, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if "error: " in line]
+    assert [line.split(":")[1] for line in lines] == ["3", "4"], done.stdout + done.stderr
+    assert 'did you mean "width"' in lines[0] and "expected \"int\"" in lines[1]
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)

@@ -519,6 +519,8 @@ def test_a_scheme_from_a_file(own_file):
         encoder("own_Distence")
     with pytest.raises(ValueError, match="no such file"):
         load_scheme_file(own_file.with_name("missing.py"))
+    with pytest.raises(ValueError, match="position_file=.*own.txt: the name of a Python file ends in .py"):
+        load_scheme_file(own_file.rename(own_file.with_suffix(".txt")))
 
 
 def test_two_files_called_alike_do_not_replace_each_other(own_file):
@@ -665,6 +667,15 @@ def test_hooks_that_return_what_is_valid(own):
         encoder("own")(tokens())
     own.returns = {"rotate": lambda x: (*(y.repeat(1, 1, 1, 2) for y in x[:2]), x[2])}
     assert encoder("own")(tokens())[0].shape == (B, L, 16)
+
+
+def test_untied_cls_needs_logits(own):
+    """A scheme that says it has some, and returns None."""
+    for hook in ("rotate", "unrotate"):
+        setattr(own, hook, getattr(PositionScheme, hook))
+    own.returns = {"cls_bias": lambda x: None}
+    with pytest.raises(ValueError, match=r"^cls_bias of position scheme Mine returned None; valid: \[2, H\]$"):
+        encoder("own", "untied")(tokens())
 
 
 @pytest.mark.parametrize("cls", ["tied", "untied"])

@@ -72,7 +72,8 @@ def test_own_files_of_a_user_are_not_tested(tmp_path):
     for name in ("conftest.py", "random.py", "test_foo.py", "foo.py", "tests_mine/test_bar.py"):
         (tmp_path / name).write_text("import os; raise SystemExit('my own file')\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --nonsense\n")
-    (tmp_path / "ruff.toml").write_text("nonsense")
+    for name in ("ruff.toml", "mypy.ini"):
+        (tmp_path / name).write_text("nonsense")
     done = bash(tmp_path / "scripts" / "test.sh", "-n", "0")
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 

@@ -6,14 +6,14 @@ import sys
 __version__ = "0.2.0"
 
 
-class _PathThatLoadsThePlugin(list):
+class _PathThatLoadsThePlugin(list[str]):
     """`tupe.__path__` of a process that imported `tupe` before fairseq.
 
     `--user-dir tupe` then finds the package imported, and fairseq asks no more than `folder in tupe.__path__`: the only
     moment at which the plugin can still be loaded.
     """
 
-    def __contains__(self, folder):
+    def __contains__(self, folder: object) -> bool:
         if sys.modules.get("fairseq"):
             importlib.import_module("tupe.plugin")
         return super().__contains__(folder)

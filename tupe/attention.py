@@ -92,12 +92,13 @@ class Backend:
         """The same tokens, with the sequences in the order in which `mix` takes them."""
         return packing
 
-    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple]:
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
         """A pair (bias, gate) for each layer, as `prepare` takes them."""
         return positions.terms(token_positions)
 
-    def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
-        """What `mix` needs of a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding.
+    def prepare(self, bias: Any, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
+        """What `mix` needs of a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding, or
+        None each; or of `terms`, what a backend has in place of a bias.
         reach: how far queries see, None: everything."""
         raise NotImplementedError
 

@@ -6,35 +6,37 @@ value head. docs/dev/kernels.md has the measurement that justifies each trick.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
-from .attention import Backend, Batch, mask_logits
+from .attention import Batch, mask_logits
 from .cpu import DropoutMask, on_onednn, product, rounded_up, select
 from .packing import Packing
 from .positions import Positions, overrides
 from .token_positions import TokenPositions
-from .windows import Chunks
+from .windows import Chunking, Chunks
 
 BLOCKED_BIAS_FROM = 2048  # longest sequence whose bias is held as a whole in evaluation
 QUERY_BLOCK_LOGITS = 2**24  # logits computed at a time by `attention_by_queries`: 64 MiB of float32
 
 
+Rows = Callable[[int, int], Tensor]  # of a bias: queries first .. last-1 -> [H, last - first, L]
+
+
 class CpuPrepared(NamedTuple):
     """What the CPU's backend needs of a layer beside q, k and v."""
 
-    # [H, R, K], or [n, R, K] for all heads alike; for long sequences without gradients, a function: queries
-    # first .. last-1 -> [H, last - first, L]
-    bias: Tensor | Callable | None
+    # [H, R, K], or [n, R, K] for all heads alike; for long sequences without gradients, a function
+    bias: Tensor | Rows | None
     key_mask: Tensor | None  # [B, 1 or n, 1, K], False at padding
     lengths: list[int] | None = None  # of the sequences, falling
     cls_query_only: bool = False  # the query [CLS] is computed only; the bias is [H, 1, L]
 
 
-class Cpu(Backend):
+class Cpu(Chunking):
     """Padding stays a mask, so that nothing of size B x H x L x L is ever there. Sequences come longest first: cutting
     them to about one length is a view then. Long ones without gradients get their bias a block of queries at a time."""
 
@@ -46,27 +48,26 @@ class Cpu(Backend):
         return super().refuses(positions, normaliser, device, dtype)
 
     def order(self, packing: Packing) -> Packing:
-        return packing if packing.indices is None else packing.longest_first()
+        return packing.longest_first()
 
-    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple]:
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
         long = token_positions.length > BLOCKED_BIAS_FROM and positions.has_bias()
         if not long or torch.is_grad_enabled() or positions.training:
             return positions.terms(token_positions)
 
-        def rows_of(layer):  # [H, L, L] would take too much memory
+        def rows_of(layer: int) -> Rows:  # [H, L, L] would take too much memory
             return lambda first, last: positions.bias_block(layer, token_positions.block(first, last))
 
         return [(rows_of(layer), None) for layer in range(positions.dims.layers)]
 
     def prepare(
-        self, bias: Tensor | Callable | None, gate: Tensor | None, reach: int | None, batch: Batch
+        self, bias: Tensor | Rows | None, gate: Tensor | None, reach: int | None, batch: Batch
     ) -> CpuPrepared:
         if reach is not None:
             bias = without_far(bias, batch.near(reach))
         return CpuPrepared(bias, batch.key_mask, batch.packing.lengths)
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> CpuPrepared:
-        """bias [H n or n, c, K], mask [B, n, 1, K] or None of a window's n chunks."""
         return CpuPrepared(bias, mask)
 
     def for_outputs(
@@ -81,27 +82,30 @@ class Cpu(Backend):
         return prepared._replace(bias=bias, cls_query_only=True)
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: CpuPrepared, scale: float, dropout: float
-    ) -> tuple[Tensor, None]:
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: CpuPrepared, scale: float,
+        dropout: float,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         bias, key_mask, lengths, cls_query_only = prepared
         q = q[:, :, :1] if cls_query_only else q
-        is_long = bias is None and k.size(2) > BLOCKED_BIAS_FROM and not torch.is_grad_enabled() and dropout == 0
-        if callable(bias) or is_long:
-            return attention_by_queries(q, k, v, bias, key_mask, scale), None
+        if not isinstance(bias, Tensor):
+            is_long = k.size(2) > BLOCKED_BIAS_FROM and not torch.is_grad_enabled() and dropout == 0
+            if bias is not None or is_long:
+                return attention_by_queries(q, k, v, bias, key_mask, scale), None
         lengths = lengths if q.size(2) == k.size(2) else None
         return blocked_attention(q, k, v, bias, key_mask, scale, dropout, lengths), None
 
 
-def without_far(bias: Tensor | Callable | None, near: Tensor) -> Tensor | Callable:
+def without_far(bias: Tensor | Rows | None, near: Tensor) -> Tensor | Rows:
     """A bias as `CpuPrepared` has it, and -inf where near [L, L] is False."""
-    if not callable(bias):
+    if bias is None or isinstance(bias, Tensor):
         return mask_logits(bias, near)
     return lambda first, last: mask_logits(bias(first, last), near[first:last])
 
 
 # torch.compiler.disable imports the whole compiler, which takes as long as torch itself; torch's own form of it does so
 # at the first call.
-not_compiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
+Function = TypeVar("Function", bound=Callable[..., Any])
+not_compiled: Callable[[Function], Function] = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 
 
 BLOCK_LOGITS = 2**18  # logits computed at a time: 1 MiB of float32, which stays in a core's cache
@@ -111,6 +115,9 @@ SAVE_WEIGHTS_UP_TO = 512  # longest sequence whose float32 weights are saved for
 def saves_weights(k: Tensor) -> bool:
     """Whether the forward pass saves the weights: if they are small, that is cheaper than computing them again."""
     return k.dtype != torch.float32 or k.size(2) <= SAVE_WEIGHTS_UP_TO
+
+
+Place = tuple[slice, slice, int | None, tuple[int, int, int, int]]  # of a block, all but where its weights begin
 
 
 class Block(NamedTuple):
@@ -145,7 +152,7 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -168,14 +175,14 @@ class BlockedAttention(torch.autograd.Function):
         for block in blocks:
             weights = block_weights(q, k, bias, mask, scale, block)
             weights = weights.to(v.dtype) if saved is None else block.weights(saved).copy_(weights)
-            if dropout_mask:
+            if dropout_mask and kept is not None:
                 weights = select(weights, dropout_mask.draw(block.weights(kept)))
             block.put(out, matmul(weights, block.cut(v).transpose(2, 3)).mul_(ctx.dropout_scale))
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, kept, saved = ctx.saved_tensors
         make = torch.zeros_like if ctx.blocks[0].length else torch.empty_like
         dq, dk, dv = (make(x) for x in (q, k, v))
@@ -217,7 +224,7 @@ def plan_blocks(heads: int, batch: int, queries: int, keys: int, lengths: list[i
     return blocks
 
 
-def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[tuple]:
+def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[Place]:
     """One head after the other, so that its bias stays in the cache, or as many at a time as make one block of the
     whole batch: where sequences are short, calls take longer than products."""
     step = max(1, BLOCK_LOGITS // (queries * keys))  # sequences in a block
@@ -232,10 +239,11 @@ MIN_BLOCK_LOGITS = 2**15  # logits of a block that take longer than the calls fo
 SAME_BLOCK_RATIO = 0.75  # of the longest sequence of a block: what is shorter is worth a block of its own
 
 
-def by_length(heads: int, lengths: list[int], longest: int) -> list[tuple]:
+def by_length(heads: int, lengths: list[int], longest: int) -> list[Place]:
     """Sequences of about one length together, which are cut to the longest of them, as many as make one block of all
     heads."""
-    parts, first = [], 0
+    parts: list[Place] = []
+    first = 0
     while first < len(lengths):
         n = min(rounded_up(max(1, lengths[first])), longest)
         fewest, most = (max(1, logits // (heads * n * n)) for logits in (MIN_BLOCK_LOGITS, BLOCK_LOGITS))

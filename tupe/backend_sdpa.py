@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .attention import Backend, Batch, Prepared, mask_logits
+from .attention import Batch, Prepared, mask_logits
 from .tracing import is_exported, is_traced
-from .windows import Chunks
+from .windows import Chunking, Chunks
 
 # Flash attention takes no bias, the memory-efficient kernel does, the plain one is for what both refuse. cuDNN's, which
 # PyTorch >= 2.11 prefers on H100 and H200, is left out: with a mask its backward pass gives NaN where L % 128 = 64
@@ -19,7 +19,7 @@ from .windows import Chunks
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class Sdpa(Backend):
+class Sdpa(Chunking):
     """The kernels read the bias in the queries' precision, in rows whose strides are multiples of 8: it is rounded and
     laid out once per forward pass, or every layer would keep a copy."""
 
@@ -27,15 +27,12 @@ class Sdpa(Backend):
 
     def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Prepared:
         seen = batch.seen(reach)
-        if bias is None and seen is None:
-            return Prepared()
         bias = None if bias is None else aligned(bias.to(batch.dtype))
         if seen is not None:
             bias = mask_logits(bias, aligned(seen), batch.dtype)
-        return Prepared(bias[..., : batch.token_positions.length])
+        return Prepared(None if bias is None else bias[..., : batch.token_positions.length])
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> Prepared:
-        """bias [H n or n, c, K], mask [B, n, 1, K] or None of a window's n chunks."""
         bias = bias.to(batch.dtype)
         if len(bias) == window.chunks:
             bias = bias.repeat(batch.heads, 1, 1)
@@ -45,7 +42,7 @@ class Sdpa(Backend):
         return Prepared(aligned(bias)[..., : bias.size(-1)])
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: Prepared, scale: float, dropout: float
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Prepared, scale: float, dropout: float
     ) -> tuple[Tensor, None]:
         bias = prepared.bias
         if bias is not None and bias.dim() == 3:

@@ -47,8 +47,9 @@ class Triton(Backend):
         return SharedBias(None if bias is None else bias.to(batch.dtype), batch.packing.mask)
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: SharedBias, scale: float, dropout: float
-    ) -> tuple[Tensor, None]:
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: SharedBias, scale: float,
+        dropout: float,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         if q.size(-1) > WIDEST:
             raise ValueError(f"attention=triton: rotated queries are {q.size(-1)} wide; valid: up to {WIDEST}")
         return attention(q, k, v, *prepared, scale, dropout), None

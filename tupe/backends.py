@@ -8,21 +8,21 @@ from .backend_sdpa import Sdpa
 from .backend_triton import Triton, wins
 from .positions import Positions, overrides
 from .tracing import is_traced, is_transformed
-from .windows import Windowed
+from .windows import Chunking, Windowed
 
 __all__ = ["BACKENDS", "choose", "make"]
 
 # By the name that the option `attention` knows.
-BACKENDS = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa, "triton": Triton}
+BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa, "triton": Triton}
 
 
 def make(name: str, positions: Positions, normaliser: str = "softmax") -> Backend:
     """The backend of this name, whether it can compute the model or not."""
     if name == "plain":
         return Plain(normaliser)
+    backend = BACKENDS[name]()
     has_window = any(overrides(scheme, "reach") for scheme in positions.of_layer(0))
-    in_chunks = has_window and hasattr(BACKENDS[name], "prepare_chunks")
-    return Windowed(BACKENDS[name]()) if in_chunks else BACKENDS[name]()
+    return Windowed(backend) if has_window and isinstance(backend, Chunking) else backend
 
 
 def choose(

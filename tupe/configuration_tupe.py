@@ -1,6 +1,7 @@
 """The configuration of an encoder in the transformers library."""
 
 from dataclasses import fields
+from typing import Any
 
 from transformers import PretrainedConfig
 
@@ -50,7 +51,7 @@ class TupeConfig(PretrainedConfig):
         bos_token_id: int = 0,
         pad_token_id: int = 1,
         eos_token_id: int = 2,
-        **options,
+        **options: Any,
     ):
         wrong = [f"{ours} is {theirs} here" for ours, theirs in NAMES.items() if ours != theirs and ours in options]
         if wrong:  # transformers would keep it beside the default
@@ -63,7 +64,7 @@ class TupeConfig(PretrainedConfig):
             if option.name in NAMES:
                 setattr(self, NAMES[option.name], options.pop(NAMES[option.name], option.default))
         if self.cls_position == "auto":
-            self.cls_position = cls_beside(self.position)
+            self.cls_position: str = cls_beside(self.position)
         self.vocab_size = vocab_size
         self.classifier_inner = classifier_inner or self.hidden_size
         self.classifier_name = classifier_name
@@ -73,12 +74,12 @@ class TupeConfig(PretrainedConfig):
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **options)
 
     @classmethod
-    def from_dict(cls, config_dict: dict, **kwargs) -> "TupeConfig":
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "TupeConfig":
         """Of a config.json; `from_pretrained(FOLDER, position="alibi")` replaces its position, see `cls_beside`."""
         if "position" in kwargs:
             kwargs = {"cls_position": cls_beside(kwargs["position"], config_dict.get("cls_position", "tied")), **kwargs}
         return super().from_dict(config_dict, **kwargs)
 
-    def model_options(self) -> dict:
+    def model_options(self) -> dict[str, Any]:
         """{option of `ModelConfig`: value}"""
         return {ours: getattr(self, theirs) for ours, theirs in NAMES.items()}

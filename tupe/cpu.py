@@ -8,12 +8,12 @@ import math
 import platform
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from .tracing import is_traced
 
@@ -39,7 +39,7 @@ def dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
 
 
-def on_onednn(*tensors) -> bool:
+def on_onednn(*tensors: Tensor) -> bool:
     """Whether `product` can multiply these tensors; it refuses empty ones, and knows no subclasses."""
     plain = ONEDNN and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
     return plain and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
@@ -80,12 +80,12 @@ def product_over_rows(a: Tensor, b: Tensor) -> Tensor:
 
 class OneDnnLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return product_of_rows(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         if torch.is_grad_enabled():  # to be differentiated again
@@ -109,6 +109,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 class Linear(torch.nn.Linear):
     """`nn.Linear` on the function `linear` above."""
+
+    shrunk: tuple[slice, float] | None = None  # rows whose initial values are smaller by a factor
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
@@ -146,7 +148,7 @@ INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 class Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, p: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
         dropout_mask = DropoutMask(p)
         ctx.scale = dropout_mask.scale
         kept = dropout_mask.draw(torch.empty(x.shape, dtype=torch.bool))
@@ -154,7 +156,7 @@ class Dropout(torch.autograd.Function):
         return select(x, kept).mul_(ctx.scale)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             return grad * kept * ctx.scale, None
@@ -172,11 +174,11 @@ class SplitHeads(torch.autograd.Function):
     """[B, L, 3 C] -> q, k, v [B, H, L, D]; the backward pass makes one copy where PyTorch makes two."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
         return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, *grads) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         batch, heads, length, width = grads[0].shape
         out = grads[0].new_empty(batch, length, 3, heads, width)
         for i, grad in enumerate(grads):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from .attention import NORMALISERS, Backend, Batch, Plain, attend
 from .backends import BACKENDS, choose
 from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
-from .names import cls_beside
+from .names import cls_beside, did_you_mean
 from .packing import NO_PADDING, Packing, Selection
 from .positions import CLS, Dims, LayerContext, Positions, autocast_device, canonical
 from .schemes import SCHEMES, Table
@@ -29,6 +29,9 @@ from .token_positions import SAMPLINGS, TokenPositions, draw_positions
 from .tracing import is_traced
 
 __all__ = ["Encoder", "ModelConfig", "LMHead", "ClassificationHead", "SpanHead", "of_cls"]
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +44,10 @@ class LayerInputs(NamedTuple):
     packing: Packing  # what makes [B, L, C] of the layer's tokens, in the order in which the backend takes sequences
     backend: Backend
     prepared: Any  # by the backend, of this layer
-    index: int  # of this layer
+    index: int  # type: ignore[assignment]  # of this layer; hides a method of tuples that nobody calls
     selection: Selection | None = None  # the tokens whose output is read; None: all
 
-    def attend(self, x: Tensor, project: Callable, dropout: float) -> Tensor:
+    def attend(self, x: Tensor, project: Callable[..., Any], dropout: float) -> Tensor:
         """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. project: a layer's own projections, to q, k and v."""
         q, k, v = project(x, self.packing)
         tokens = partial(self.packing.unpack, x), self.packing.mask
@@ -68,11 +71,12 @@ class RMSNorm(nn.RMSNorm):
         return F.rms_norm(x.to(dtype), self.normalized_shape, self.weight.to(dtype), self.eps).to(x.dtype)
 
 
-NORMS = {
+NORMS: dict[str, Callable[..., nn.Module]] = {
     "layer": nn.LayerNorm, "layer_no_bias": partial(nn.LayerNorm, bias=False),
     "layer_plain": partial(nn.LayerNorm, elementwise_affine=False), "rms": RMSNorm,
 }  # fmt: skip
-ACTIVATIONS = {  # name -> (function, whether it is of one half of the columns only, a factor of the other half)
+# name -> (function, whether it is of one half of the columns only, a factor of the other half)
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "gelu": (F.gelu, False), "geglu": (F.gelu, True), "geglu_tanh": (partial(F.gelu, approximate="tanh"), True),
     "swiglu": (F.silu, True),
 }  # fmt: skip
@@ -182,7 +186,8 @@ class GatedAttentionLayer(nn.Module):
         scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would turn q and k into float32
         pairs = zip(scales, shifts, strict=True)
         q, k = (z * scale + shift for scale, shift in pairs)
-        return tuple(packing.unpack(part).unsqueeze(1) for part in (q, k, F.silu(self.v(x))))
+        q, k, v = (packing.unpack(part).unsqueeze(1) for part in (q, k, F.silu(self.v(x))))
+        return q, k, v
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """As `TransformerLayer.forward`."""
@@ -192,7 +197,9 @@ class GatedAttentionLayer(nn.Module):
         return self.norm(x + dropout(y, self.dropout, self.training))
 
 
-BLOCKS = {"transformer": TransformerLayer, "gau": GatedAttentionLayer, "modern": TransformerLayer}
+BLOCKS: dict[str, type[TransformerLayer] | type[GatedAttentionLayer]] = {
+    "transformer": TransformerLayer, "gau": GatedAttentionLayer, "modern": TransformerLayer,
+}  # fmt: skip
 PARTS = {  # of a block, where its option is auto
     "transformer": {
         "norm_order": "post", "norm": "layer", "activation": "gelu", "linear_bias": "yes", "embed_norm": "yes",
@@ -292,7 +299,7 @@ class ModelConfig:
         False, "save memory: compute the inside of layers again in the backward pass", free=True, hugging_face=""
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.position, str):
             self.position = canonical(self.position)
             self.cls = cls_beside(self.position) if self.cls == "auto" else self.cls
@@ -304,8 +311,9 @@ class ModelConfig:
                 raise ValueError(f"{f.name}={value}; valid: 1 or more")
             if "dropout" in f.name and not (isinstance(value, (int, float)) and 0 <= value <= 1):
                 raise ValueError(f"{f.name}={value}; valid: 0 to 1")
-            if not isinstance(value, (int, float) if f.type is float else f.type):
-                raise ValueError(f"{f.name}={value!r}; valid: {f.type.__name__}")
+            kind: Any = f.type  # no string: annotations here are evaluated
+            if not isinstance(value, (int, float) if kind is float else kind):
+                raise ValueError(f"{f.name}={value!r}; valid: {kind.__name__}")
 
     def part(self, name: str) -> str:
         """What a part of the block is: its option, or as in the block's paper."""
@@ -315,6 +323,36 @@ class ModelConfig:
     def other_parts(self) -> dict[str, str]:
         """The parts of the block that are not as BERT's."""
         return {name: self.part(name) for name, word in PARTS["transformer"].items() if self.part(name) != word}
+
+
+class ModelOptions(TypedDict, total=False):
+    """The fields of `ModelConfig` once more, as `Encoder` takes them: for editors and type checkers, which read no
+    options out of a dataclass. A test compares the two."""
+
+    position: str
+    cls: str
+    normaliser: str
+    block: str
+    norm_order: str
+    norm: str
+    activation: str
+    linear_bias: str
+    embed_norm: str
+    inner_norms: str
+    segments: str
+    layers: int
+    width: int
+    ffn: int
+    heads: int
+    max_positions: int
+    places: str
+    dropout: float
+    attention_dropout: float
+    activation_dropout: float
+    pooler_dropout: float
+    layer_norm_eps: float
+    attention: str
+    checkpoint_activations: bool
 
 
 def names_in(host: str) -> dict[str, str]:
@@ -335,7 +373,8 @@ class Stack(nn.Module):
         self.config, self.pad, self.dropout, self.normaliser = config, pad, config.dropout, config.normaliser
         kind = BLOCKS[config.block]
         dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
-        self.attention_backend, self.backends = config.attention, []  # as requested; taken so far
+        self.attention_backend = config.attention  # as requested
+        self.backends: list[str] = []  # taken so far
         self.checkpoint_activations = config.checkpoint_activations
         self.draws_in_evaluation = False  # positions, as in training, if `config.places` says so
         with separate_random_numbers():
@@ -344,7 +383,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
         self.final_norm = NORMS[config.part("norm")](config.width) if config.part("norm_order") == "pre" else None
 
-    def compile(self, **options) -> None:
+    def compile(self, **options: Any) -> None:
         """`torch.compile` in place, for lengths that change with every batch."""
         super().compile(dynamic=True, **options)
 
@@ -388,9 +427,9 @@ class Stack(nn.Module):
         inputs = self.layer_inputs(token_positions, self.choose_backend(x, backend, token_positions.length), packing)
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         # All hidden states include the last one; compiled code would be made anew for every n.
-        selects = not (output_indices is None or return_all_hiddens or is_traced())
-        if selects:
-            inputs[-1] = self.inputs_for(output_indices, inputs[-1], packing)
+        selected = None if return_all_hiddens or is_traced() else output_indices
+        if selected is not None:
+            inputs[-1] = self.inputs_for(selected, inputs[-1], packing)
         hiddens = [x]
         for layer, of_layer in zip(self.layers, inputs, strict=True):
             x = checkpoint(layer, x, of_layer, use_reentrant=False) if recompute else layer(x, of_layer)
@@ -398,10 +437,11 @@ class Stack(nn.Module):
                 x = self.final_norm(x)
             if return_all_hiddens:
                 hiddens.append(x)
-        if selects:
-            return x[: len(output_indices)], None
-        x, hiddens = packing.unpack(x), [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
-        return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
+        if selected is not None:
+            return x[: len(selected)], None
+        x = packing.unpack(x)
+        all_hiddens = [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
+        return (x if output_indices is None else x.flatten(0, 1)[output_indices]), all_hiddens
 
     def choose_backend(self, x: Tensor, backend: Backend | str | None, length: int) -> Backend:
         """How attention is computed on x's device; logs each that is taken."""
@@ -409,11 +449,11 @@ class Stack(nn.Module):
         if isinstance(backend, Backend):
             return backend
         dtype = self.precision()
-        backend, reason = choose(backend, self.positions, self.normaliser, x.device, dtype, length)
-        if not is_traced() and backend.name not in self.backends:
-            self.backends.append(backend.name)
-            logger.info(f"attention backend: {backend.name} ({reason})")
-        return backend
+        chosen, reason = choose(backend, self.positions, self.normaliser, x.device, dtype, length)
+        if not is_traced() and chosen.name not in self.backends:
+            self.backends.append(chosen.name)
+            logger.info(f"attention backend: {chosen.name} ({reason})")
+        return chosen
 
     def layer_inputs(
         self, token_positions: TokenPositions | int, backend: Backend | None = None, packing: Packing = NO_PADDING
@@ -425,7 +465,9 @@ class Stack(nn.Module):
         backend = backend or Plain(self.normaliser)
         packing = backend.order(packing)
         batch = Batch(token_positions, self.precision(), self.positions.dims.heads, packing, self.positions.untie_cls)
-        pairs, prepared, inputs = backend.terms(self.positions, token_positions), {}, []
+        pairs = backend.terms(self.positions, token_positions)
+        prepared: dict[tuple[int, int | None], Any] = {}
+        inputs: list[LayerInputs] = []
         for index in range(len(self.layers)):
             own = index if self.positions.per_layer else 0
             reach = self.positions.reach(LayerContext(index, token_positions))
@@ -458,11 +500,16 @@ class Encoder(Stack):
     """
 
     def __init__(
-        self, vocab: int, pad: int, separator: int | None = None, config: ModelConfig | None = None, **options
+        self, vocab: int, pad: int, separator: int | None = None, config: ModelConfig | None = None,
+        **options: "Unpack[ModelOptions]",
     ):  # fmt: skip
+        names = [f.name for f in fields(ModelConfig)]
+        if unknown := [name for name in options if name not in names]:
+            near = did_you_mean(unknown[0], ["separator", "config", *names])
+            raise TypeError(f"Encoder has no option {unknown[0]!r:.60}{near}")
         config = config or ModelConfig()
         if "position" in options:  # replaces that of the configuration
-            options = {"cls": cls_beside(options["position"], config.cls), **options}
+            options.setdefault("cls", cls_beside(options["position"], config.cls))
         config = replace(config, **options)
         if config.segments == "learned" and separator is None:
             raise ValueError("segments=learned needs the id of the separator </s>")
@@ -511,7 +558,7 @@ class Encoder(Stack):
         position_vectors = self.positions.embed(token_positions or self.token_positions(tokens))
         if position_vectors is not None:
             x = x + position_vectors.to(x.dtype)
-        if self.segments is not None:
+        if self.segments is not None and self.separator is not None:
             x = x + self.segments(second_segment(tokens, self.separator))
         return dropout(self.embed_norm(packing.pack(x)), self.dropout, self.training)
 
@@ -520,18 +567,18 @@ class Encoder(Stack):
         if self.training:
             raise ValueError("call eval() first: dropout would make the weights random")
         packing, positions, layer = self.packing(tokens), self.token_positions(tokens), range(len(self.layers))[layer]
-        x, inputs = self.embed(tokens, packing, positions), self.layer_inputs(positions, packing=packing)
+        plain = Plain(self.normaliser)
+        x, inputs = self.embed(tokens, packing, positions), self.layer_inputs(positions, plain, packing)
         for index in range(layer):
             x = self.layers[index](x, inputs[index])
-        block, inputs = self.layers[layer], inputs[layer]
+        block: Any = self.layers[layer]
         if isinstance(block, TransformerLayer):
             x, block = block.attention_input(x), block.attention
         q, k, v = block.project(x, packing)
-        tokens = partial(packing.unpack, x), packing.mask
-        context = LayerContext(layer, inputs.token_positions, block.project, *tokens)
+        context = LayerContext(layer, positions, block.project, partial(packing.unpack, x), packing.mask)
         content = self.positions.content(q, k, context)
         q, k, _ = self.positions.rotate(q, k, v, context)
-        return inputs.backend.weights(q, k, content, inputs.prepared, self.positions.scale)
+        return plain.weights(q, k, content, inputs[layer].prepared, self.positions.scale)
 
 
 def of_cls(tokens: Tensor) -> Tensor:
@@ -565,7 +612,7 @@ def init_bert(module: nn.Module) -> None:
         module.reset_parameters()
     elif isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
-        if hasattr(module, "shrunk"):
+        if isinstance(module, Linear) and module.shrunk is not None:
             rows, factor = module.shrunk
             with torch.no_grad():
                 module.weight[rows].mul_(factor)
@@ -576,17 +623,17 @@ def init_bert(module: nn.Module) -> None:
                 module.weight[module.padding_idx].zero_()
 
 
-def set_norm_eps(eps: float) -> Callable:
+def set_norm_eps(eps: float) -> Callable[[nn.Module], None]:
     """A function for `module.apply` that gives every norm this epsilon."""
 
-    def set_eps(module):
+    def set_eps(module: nn.Module) -> None:
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             module.eps = eps
 
     return set_eps
 
 
-def shrink_values(max_positions: int) -> Callable:
+def shrink_values(max_positions: int) -> Callable[[nn.Module], None]:
     """A function for `module.apply` after which `init_bert` divides W_V and W_O by n^(1/4) each: for l2-normalised
     attention that is followed by a feed-forward block.
 
@@ -594,10 +641,10 @@ def shrink_values(max_positions: int) -> Callable:
     that at the longest n. Su (2022) asks for less variance; how much less is our choice.
     """
 
-    def shrink(module):
+    def shrink(module: nn.Module) -> None:
         if isinstance(module, Attention):
-            rows_of_v = slice(-len(module.qkv.weight) // 3, None)
-            module.qkv.shrunk, module.out.shrunk = ((rows, max_positions**-0.25) for rows in (rows_of_v, slice(None)))
+            rows_of_v, factor = slice(-len(module.qkv.weight) // 3, None), max_positions**-0.25
+            module.qkv.shrunk, module.out.shrunk = (rows_of_v, factor), (slice(None), factor)
 
     return shrink
 

@@ -3,10 +3,12 @@
 n masked tokens, C model width, V vocabulary.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from .cpu import multiply, padded, product_over_rows
@@ -24,7 +26,7 @@ class LMLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -64,7 +66,7 @@ class LMLoss(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the masked-LM loss supports one backward pass only")
         gradients, ctx.gradients = ctx.gradients, None
@@ -90,6 +92,8 @@ def lm_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
             x, weight = x.to(dtype), weight.to(dtype)
             starts = range(0, max(1, len(x)), LM_LOSS_ROWS)
             chunks = [(x[i : i + LM_LOSS_ROWS], weight, bias, targets[i : i + LM_LOSS_ROWS]) for i in starts]
-            options = {"use_reentrant": False, "preserve_rng_state": False}
-            return sum(checkpoint(loss_of_rows, *chunk, **options) for chunk in chunks)
+            losses: list[Tensor] = [
+                checkpoint(loss_of_rows, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks
+            ]
+            return sum(losses[1:], losses[0])
         return LMLoss.apply(x, weight, bias, targets, dtype, torch.is_grad_enabled())

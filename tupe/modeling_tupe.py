@@ -6,6 +6,7 @@ B batch, L sequence length, C width, V vocabulary.
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,13 +46,13 @@ class TupePreTrainedModel(PreTrainedModel):
         r"^lm_head\.", r"^classifier\.", r"^qa_outputs\.", r"^token_classifier\."
     ]  # fmt: skip
 
-    def _init_weights(self, module):
-        if getattr(module, "of_head", False):
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear) and getattr(module, "of_head", False):
             module.reset_parameters()
         else:
             init_bert(module)
 
-    def parameter_groups(self, weight_decay: float) -> list[dict]:
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Parameters for an optimizer; see positions.py. Trainer's own would decay those that must not be."""
         for module in self.modules():
             if isinstance(module, PositionScheme):
@@ -60,8 +61,8 @@ class TupePreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(
-        cls, *args, output_loading_info: bool = False, **kwargs
-    ) -> "TupePreTrainedModel | tuple[TupePreTrainedModel, dict]":
+        cls, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> "TupePreTrainedModel | tuple[TupePreTrainedModel, dict[str, Any]]":
         """What the files lack starts as in a new model: transformers allocates it, but initialises only what it
         knows."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
@@ -76,6 +77,7 @@ class TupePreTrainedModel(PreTrainedModel):
 
 def keep_default(head: nn.Module) -> nn.Module:
     """A head whose linear layers start as PyTorch's do, as they do in fairseq."""
+    module: Any
     for module in head.modules():
         module.of_head = isinstance(module, nn.Linear)
     return head
@@ -108,9 +110,11 @@ class Recorder(Plain):
 
     def __init__(self, normaliser: str):
         super().__init__(normaliser)
-        self.weights_of_layers, self.words, self.biases = [], [], []
+        self.weights_of_layers: list[Tensor] = []
+        self.words: list[Tensor] = []
+        self.biases: list[Tensor | None] = []
 
-    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple]:
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
         pairs = super().terms(positions, token_positions)
         self.biases = [bias for bias, _ in pairs]
         return pairs
@@ -142,7 +146,7 @@ class TupeOutput(BaseModelOutput):
     """attention_logits: for each layer the logits of the weights as a pair (words, positions), [B, H, L, L] each; their
     sum is what the normaliser gets, at keys that are no padding and that no window hides."""
 
-    attention_logits: tuple | None = None
+    attention_logits: tuple[tuple[Tensor, Tensor], ...] | None = None
 
 
 class TupeModel(TupePreTrainedModel):
@@ -165,7 +169,7 @@ class TupeModel(TupePreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.encoder.tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.encoder.tokens = value
 
     def forward(
@@ -173,8 +177,8 @@ class TupeModel(TupePreTrainedModel):
         token_type_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None, output_attentions: bool | None = None,
         output_attention_logits: bool = False, return_dict: bool | None = None,
-        output_indices: Tensor | None = None, **others,
-    ) -> BaseModelOutput | tuple:  # fmt: skip
+        output_indices: Tensor | None = None, **others: Any,
+    ) -> BaseModelOutput | tuple[Any, ...]:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
         [B, L] are not needed, because `</s> </s>` separates segments; inputs_embeds [B, L, C], the tokens' vectors in
         place of ids (no ids: all are of segment A, and only the mask tells padding); output_attentions,
@@ -225,7 +229,7 @@ class TupeModel(TupePreTrainedModel):
             features = shifted(features, -first) if output_indices is None else features
             hiddens = [shifted(x, -first) for x in hiddens or ()]
             weights = [shifted_back(x, first) for x in weights]
-            logits = [tuple(shifted_back(x, first) for x in pair) for pair in logits]
+            logits = [(shifted_back(words, first), shifted_back(bias, first)) for words, bias in logits]
         output = TupeOutput(
             last_hidden_state=features,
             hidden_states=tuple(hiddens) if output_hidden_states else None,
@@ -237,11 +241,12 @@ class TupeModel(TupePreTrainedModel):
     def ids_and_vectors(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Ids [B, L], where vectors [B, L, C] are given those of a token that is no padding. captum hands the vectors
         over as ids. Raises ValueError for both, and for none."""
-        if (input_ids is None) == (inputs_embeds is None):
+        given = inputs_embeds if input_ids is None else input_ids
+        if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give input_ids or inputs_embeds, and not both")
-        if inputs_embeds is None and not input_ids.is_floating_point():
-            return input_ids, None
-        vectors = input_ids if inputs_embeds is None else inputs_embeds
+        if given is input_ids and not given.is_floating_point():
+            return given, None
+        vectors = given
         return vectors.new_full(vectors.shape[:2], self.config.bos_token_id, dtype=torch.long), vectors
 
     def masked(self, input_ids: Tensor, vectors: Tensor | None, mask: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -266,7 +271,7 @@ class TupeModel(TupePreTrainedModel):
 class TupeWithHead(TupePreTrainedModel):
     """Base of the models with a head on the features and its loss."""
 
-    output_class = None
+    output_class: type[ModelOutput]
 
     def __init__(self, config: TupeConfig):
         super().__init__(config)
@@ -274,16 +279,18 @@ class TupeWithHead(TupePreTrainedModel):
         self.add_head(config)
         self.post_init()
 
-    def features(self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict) -> TupeOutput:
+    def features(self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]) -> TupeOutput:
         return self.tupe(input_ids, attention_mask, **{**options, "return_dict": True})
 
-    def features_of_cls(self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict) -> TupeOutput:
+    def features_of_cls(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
+    ) -> TupeOutput:
         """Those [B, C] of each sequence's first token."""
         ids, _ = self.tupe.ids_and_vectors(input_ids, options.get("inputs_embeds"))
         output_indices = of_cls(ids) + first_token(ids, attention_mask, self.config.pad_token_id)
         return self.features(input_ids, attention_mask, options | {"output_indices": output_indices})
 
-    def pack(self, return_dict: bool | None, out: TupeOutput, **fields) -> ModelOutput | tuple:
+    def pack(self, return_dict: bool | None, out: TupeOutput, **fields: Any) -> ModelOutput | tuple[Any, ...]:
         output = self.output_class(**fields, hidden_states=out.hidden_states, attentions=out.attentions)
         if out.attention_logits is not None:
             output["attention_logits"] = out.attention_logits
@@ -295,7 +302,7 @@ class TupeWithHead(TupePreTrainedModel):
 class Decoder(Linear):
     """The product with the input embeddings, whose weight it shares: the head's own bias is an argument."""
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]  # see above
         return linear(x, self.weight, bias)
 
 
@@ -319,10 +326,10 @@ class TupeForMaskedLM(TupeWithHead):
     def get_output_embeddings(self) -> nn.Module:
         return self.decoder
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
+    def set_output_embeddings(self, value: Decoder) -> None:
         self.decoder = value
 
-    def resize_token_embeddings(self, *args, **options) -> nn.Module:
+    def resize_token_embeddings(self, *args: Any, **options: Any) -> nn.Embedding:
         tokens = super().resize_token_embeddings(*args, **options)
         added = len(tokens.weight) - len(self.lm_head.bias)
         old = self.lm_head.bias
@@ -335,8 +342,8 @@ class TupeForMaskedLM(TupeWithHead):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> MaskedLMOutput | tuple:
+        **options: Any,
+    ) -> MaskedLMOutput | tuple[Any, ...]:
         if hasattr(self.get_input_embeddings(), "merge"):  # peft itself warns of two names of modules, not ours
             what = "an adapter of `tokens` changes the logits when it is merged"
             warnings.warn(f"tie_word_embeddings=True: {what}", stacklevel=2)
@@ -365,8 +372,8 @@ class TupeForSequenceClassification(TupeWithHead):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> SequenceClassifierOutput | tuple:
+        **options: Any,
+    ) -> SequenceClassifierOutput | tuple[Any, ...]:
         out = self.features_of_cls(input_ids, attention_mask, options)
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
         if self.config.label_range and logits.size(1) == 1:
@@ -404,8 +411,8 @@ class TupeForQuestionAnswering(TupeWithHead):
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> QuestionAnsweringModelOutput | tuple:
+        **options: Any,
+    ) -> QuestionAnsweringModelOutput | tuple[Any, ...]:
         out = self.features(input_ids, attention_mask, options)
         start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
         loss = None
@@ -432,8 +439,8 @@ class TupeForTokenClassification(TupeWithHead):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> TokenClassifierOutput | tuple:
+        **options: Any,
+    ) -> TokenClassifierOutput | tuple[Any, ...]:
         out = self.features(input_ids, attention_mask, options)
         logits = self.token_classifier(self.dropout(out.last_hidden_state))
         loss = None if labels is None else mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
@@ -456,8 +463,8 @@ class TupeForMultipleChoice(TupeWithHead):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-        **options,
-    ) -> MultipleChoiceModelOutput | tuple:
+        **options: Any,
+    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **options}
         batch, choices = next(x for x in inputs.values() if isinstance(x, Tensor)).shape[:2]
         inputs = {key: x.flatten(0, 1) if isinstance(x, Tensor) else x for key, x in inputs.items()}

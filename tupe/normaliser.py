@@ -26,7 +26,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PLACEHOLDERS = ("<url>", "<email>", "<file>")
 UNK = "<unk>"  # as a token: a rare word that the corpus filter replaced
@@ -65,7 +65,7 @@ _PUNCTUATION = str.maketrans(
 )
 
 
-def _char_class(keep):
+def _char_class(keep: Callable[[str, str], bool]) -> str:
     """[...] of the characters for which keep(character, category) holds. Format characters, controls and marks are in
     planes 0, 1 and 14 of Unicode only (tests/test_normaliser.py)."""
     chars = map(chr, (*range(0x20000), *range(0xE0000, 0xF0000)))
@@ -73,7 +73,7 @@ def _char_class(keep):
 
 
 @functools.cache
-def _invisible():
+def _invisible() -> re.Pattern[str]:
     """Private use, surrogates, format characters (soft hyphen, zero-width joiners, direction marks), controls that are
     not white space, and variation selectors: nobody sees them, but they make equal words differ. Unassigned code points
     stay: they may be new emoji."""
@@ -84,14 +84,14 @@ def _invisible():
 
 
 @functools.cache
-def _clusters():
+def _clusters() -> re.Pattern[str]:
     """A non-ASCII character with the marks that may combine with it, or marks with the ASCII character they sit on."""
     marks = _char_class(lambda c, cat: cat[0] == "M" or "\u1160" <= c <= "\u11ff" or c in "\uff9e\uff9f")
     combining = f"(?=[^\\x00-\\x7f]){marks}+"  # the look-ahead is quick, the class of all marks slow
     return re.compile(f"[\\x00-\\x7f]{combining}|[^\\x00-\\x7f](?:{combining})?")
 
 
-def _nfkc(cluster):
+def _nfkc(cluster: str) -> str:
     """Unicode's NFKC. Python's own function sorts the marks in quadratic time, unless they are sorted already."""
     if len(cluster) > CACHED_LENGTH:
         signs = "".join(unicodedata.normalize("NFKD", sign) for sign in cluster)
@@ -101,7 +101,7 @@ def _nfkc(cluster):
 
 
 @functools.lru_cache(CACHE)
-def _fold(cluster):
+def _fold(cluster: str) -> str:
     """NFKC and plain punctuation, until nothing changes. The table comes first, because NFKC turns a lone "´"
     into a space and an accent."""
     while True:
@@ -112,7 +112,7 @@ def _fold(cluster):
 
 
 @functools.lru_cache(CACHE)
-def _lower(cluster):
+def _lower(cluster: str) -> str:
     return _fold(cluster.lower())
 
 
@@ -120,25 +120,25 @@ def _lower(cluster):
 
 
 @functools.cache
-def _moses(language="en"):
-    moses = library("sacremoses").MosesTokenizer
+def _moses(language: str = "en") -> Any:
+    moses: Any = library("sacremoses").MosesTokenizer
 
     class Tokenizer(moses):
         """sacremoses' tokeniser with fast tests for letters, which otherwise take most of its time."""
 
         alpha, lower = frozenset(moses.IsAlpha), frozenset(moses.IsLower)
 
-        def isanyalpha(self, text):
+        def isanyalpha(self, text: str) -> bool:
             return not self.alpha.isdisjoint(text)
 
-        def islower(self, text):
+        def islower(self, text: str) -> bool:
             return self.lower.issuperset(text)
 
     return Tokenizer(lang=language)
 
 
 @functools.cache
-def _rules():
+def _rules() -> list[tuple[re.Pattern[str], re.Pattern[str], str]]:
     """[(hint, pattern, replacement)]: a pattern is tried only if its hint, which is fast, matches somewhere. "Letter or
     digit" is Moses' definition: so a rule that does not match here cannot match once the tokeniser has inserted its
     spaces."""
@@ -175,21 +175,24 @@ class Aligned:
     """A text and, unless `spans` is None, the (start, end) in the source of each of its characters. Every change goes
     through `sub`, so the text is the same with and without alignment."""
 
-    def __init__(self, text: str, spans: list | None = None):
+    def __init__(self, text: str, spans: list[tuple[int, int]] | None = None):
         self.text, self.spans = text, spans
 
-    def sub(self, pattern: re.Pattern, replacement: str | Callable[[str], str], as_one: bool = False) -> None:
+    def sub(self, pattern: re.Pattern[str], replacement: str | Callable[[str], str], as_one: bool = False) -> None:
         """`replacement`: a string, or a function from the matched string to its replacement. A new character gets the
         span of the whole match; if a function keeps the length, and not as_one, each character keeps its own span."""
         if self.spans is None:
-            plain = isinstance(replacement, str)
-            self.text = pattern.sub(replacement if plain else lambda match: replacement(match.group()), self.text)
+            if isinstance(replacement, str):
+                self.text = pattern.sub(replacement, self.text)
+            else:
+                self.text = pattern.sub(lambda match: replacement(match.group()), self.text)
             return
-        make = replacement if callable(replacement) else lambda _: replacement
-        text, spans, last = [], [], 0
+        text: list[str] = []
+        spans: list[tuple[int, int]] = []
+        last = 0
         for match in pattern.finditer(self.text):
             start, end = match.span()
-            new = make(match.group())
+            new = replacement(match.group()) if callable(replacement) else replacement
             text += (self.text[last:start], new)
             spans += self.spans[last:start]
             same = callable(replacement) and len(new) == end - start and not as_one
@@ -244,7 +247,7 @@ def is_blank(text: str) -> bool:
 # ------------------------------------------------------------------------------------------------- tokens of a sentence
 
 
-def _context(next_char):
+def _context(next_char: str) -> str:
     """What Moses distinguishes in the word after "word.": it starts with a lower-case letter ("a"), with a digit ("0"),
     or with anything else, or there is none ("X")."""
     if "0" <= next_char <= "9":
@@ -256,7 +259,7 @@ _ELIDED = re.compile(r"[^\W\d_]{1,7}'")  # "l'" and "dell'" of "l'eau", "dell'ac
 _SIMPLE = re.compile(r"""(["(\[]*)([a-z0-9]+)([,;:!?)"\]]*)""")  # only marks that Moses always splits off
 
 
-def _split(word, context, language):
+def _split(word: str, context: str, language: str) -> tuple[str, ...]:
     if word in WHOLE or (language in ("fr", "it") and _ELIDED.fullmatch(word)):
         return (word,)
     simple = _SIMPLE.fullmatch(word)
@@ -277,7 +280,7 @@ def _split(word, context, language):
 _split_cached = functools.lru_cache(CACHE)(_split)
 
 
-def _split_word(word, context, language):
+def _split_word(word: str, context: str, language: str) -> tuple[str, ...]:
     return (_split_cached if len(word) <= CACHED_LENGTH else _split)(word, context, language)
 
 
@@ -285,7 +288,7 @@ def tokenise(words: list[str], language: str = "en") -> list[tuple[str, ...]]:
     """Moses tokens of a sentence, one tuple per word. Words are split one at a time and cached: Moses
     decides by the word and, if it ends in a full stop, by the character after it. The result is that of whole
     sentences, several times as fast."""
-    out = []
+    out: list[tuple[str, ...]] = []
     for i, word in enumerate(words):
         if word.isascii() and word.isalnum():
             out.append((word,))
@@ -300,7 +303,7 @@ def tokenise(words: list[str], language: str = "en") -> list[tuple[str, ...]]:
 # ------------------------------------------------------------------------------------------------------------ sentences
 
 
-def _blank(language):
+def _blank(language: str) -> Any:
     """spaCy's rules for a language. Raises ValueError for one that it does not know, or that needs another package."""
     try:
         return library("spacy").blank(language)
@@ -323,20 +326,20 @@ class _Sentencizer:
     One rule is added: a full stop within a word ends no sentence before a lower-case letter ("etc. and"). Moses has
     the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again."""
 
-    def __init__(self, language="en"):
+    def __init__(self, language: str = "en"):
         nlp = _blank(language)
         self.tokenizer = nlp.tokenizer
         self.enders = nlp.add_pipe("sentencizer").punct_chars
         self.kinds = functools.lru_cache(CACHE)(self._kinds)
 
-    def _kinds(self, word):
+    def _kinds(self, word: str) -> tuple[tuple[int, str], ...]:
         if word in PLACEHOLDERS:
             return ((0, "W"),)
         parts = range(0, len(word), CACHED_LENGTH)
         tokens = ((part + t.idx, t) for part in parts for t in self.tokenizer(word[part : part + CACHED_LENGTH]))
         return tuple((at, "E" if t.text in self.enders else "P" if t.is_punct else "W") for at, t in tokens)
 
-    def __call__(self, text):
+    def __call__(self, text: str) -> list[int]:
         """Offsets at which the sentences of a cleaned text start."""
         starts, ended, attached, offset = [0], False, False, 0  # attached: the full stop was part of a longer word
         for word in text.split(" "):
@@ -362,7 +365,7 @@ class _Sentencizer:
 class _TrainedSplitter:
     """The sentences of an installed spaCy model, for which a blank cuts each word that would take it too long."""
 
-    def __init__(self, model):
+    def __init__(self, model: str):
         spacy = library("spacy")
         try:
             nlp = spacy.load(model, exclude=["tagger", "attribute_ruler", "lemmatizer", "ner"])
@@ -371,7 +374,7 @@ class _TrainedSplitter:
         nlp.max_length = 10**9  # tupe.corpus.readers limits the length; spaCy's own limit is a million characters
         self.nlp = nlp
 
-    def __call__(self, text):
+    def __call__(self, text: str) -> list[int]:
         return [0, *(sentence.start_char for sentence in list(self.nlp(_LONG_WORD.sub(r"\1 ", text)).sents)[1:])]
 
 
@@ -387,10 +390,11 @@ class Raw:
 
     unit = "characters"  # in which short text is counted
 
-    def __init__(self, spacy_model: str | None = None, language: str = "en", sentences: str = "rules", **unused):
+    def __init__(self, spacy_model: str | None = None, language: str = "en", sentences: str = "rules", **unused: Any):
         self.mode = sentences
-        rules = sentences == "rules"
-        self.split = (_TrainedSplitter(spacy_model) if spacy_model else _Sentencizer(language)) if rules else _whole
+        self.split: Callable[[str], list[int]] = _whole
+        if sentences == "rules":
+            self.split = _TrainedSplitter(spacy_model) if spacy_model else _Sentencizer(language)
 
     def clean(self, text: str) -> str:
         """The text without what no tokeniser needs. Halves of surrogate pairs, which JSON may have, become U+FFFD."""
@@ -405,7 +409,7 @@ class Raw:
         return [cut.rstrip().split(" ") for cut in cuts if not cut.isspace() and cut]
 
 
-def _whole(text):
+def _whole(text: str) -> list[int]:
     return [0]
 
 
@@ -460,10 +464,11 @@ class Normaliser:
         """A text, each character with its own span."""
         return Aligned(text, [(i, i + 1) for i in range(len(text))])
 
-    def aligned(self, text: Aligned) -> list[tuple[str, list]]:
-        """[(token, [(start, end) of each of its characters]), ...]."""
+    def aligned(self, text: Aligned) -> list[tuple[str, list[tuple[int, int]]]]:
+        """[(token, [(start, end) of each of its characters]), ...] of a text of `align`."""
         out = []
         for sentence in self.aligned_sentences(text):
+            assert sentence.spans is not None
             words = list(_WORD.finditer(sentence.text))
             tokens_of = tokenise([word.group() for word in words], self.language)
             for word, tokens in zip(words, tokens_of, strict=True):

@@ -3,12 +3,11 @@
 B batch, L sequence length, T rows of token-wise work, C model width.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from .cpu import rounded_up
 from .tracing import is_traced
@@ -41,6 +40,8 @@ class Packing(NamedTuple):
 
     def longest_first(self) -> "Packing":
         """The same rows of x, and the longest sequences first."""
+        if self.mask is None or self.indices is None:
+            return self
         longest = self.mask.size(1)
         lengths, order = (self.mask * torch.arange(1, longest + 1)).amax(1).sort(descending=True, stable=True)
         sequence, column = self.indices // longest, self.indices % longest
@@ -53,14 +54,16 @@ class Packing(NamedTuple):
 
     def unpack(self, x: Tensor) -> Tensor:
         """[T, C] -> [B, L, C], 0 at padding."""
-        return x if self.indices is None else Unpack.apply(x, self.indices, self.rows).view(*self.mask.shape, -1)
+        if self.mask is None or self.indices is None:
+            return x
+        return Unpack.apply(x, self.indices, self.rows).view(*self.mask.shape, -1)
 
     def select(self, output_indices: Tensor, of_attention: "Packing", length: int) -> "Selection":
         """output_indices: [n], into the flattened batch [B L]. On a CPU the list is padded to `rounded_up(n)`; drop the
         extra rows. of_attention: the packing in the order in which attention takes sequences. length: L."""
         if output_indices.device.type == "cpu":
             output_indices = F.pad(output_indices, (0, rounded_up(len(output_indices)) - len(output_indices)))
-        if self.indices is None:
+        if self.indices is None or self.rows is None or of_attention.indices is None:
             return Selection(output_indices, output_indices, length)
         rows = self.rows[output_indices].clamp(max=len(self.indices) - 1)  # at padding: any
         return Selection(rows, of_attention.indices[rows], length)
@@ -101,12 +104,12 @@ class Pack(torch.autograd.Function):
     """Rows by their index. PyTorch's own backward pass adds rows up one by one; here none is selected twice."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
         return x.index_select(0, indices)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return spread(grad, *ctx.saved_tensors), None, None
 
 
@@ -114,10 +117,10 @@ class Unpack(torch.autograd.Function):
     """The inverse of `Pack`."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(indices)
         return spread(x, rows)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.index_select(0, *ctx.saved_tensors), None, None

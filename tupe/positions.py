@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -36,18 +36,19 @@ __all__ = [
     "Positions", "no_weight_decay", "parameter_groups",
 ]  # fmt: skip
 
-SCHEMES = {}  # name -> class, family by family: the order of names in a combination
+Scheme = TypeVar("Scheme", bound="type[PositionScheme]")
+SCHEMES: dict[str, "type[PositionScheme]"] = {}  # name -> class, family by family: the order of names in a combination
 FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; then those of users
 CLS = ("tied", "untied", "zero")  # see `Positions`
 
 
-def register(name: str) -> Callable[[type], type]:
+def register(name: str) -> Callable[[Scheme], Scheme]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
     if not re.fullmatch(r"[\w-]+", name) or hasattr(Positions, name):
         raise ValueError(f"{name!r:.60} is no name of a position scheme; valid: [A-Za-z0-9_-]+, no part of Positions")
 
-    def add(cls):
+    def add(cls: Scheme) -> Scheme:
         known = SCHEMES.get(name, cls)  # in a notebook, the class that the same cell defined before
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"position scheme {name!r:.60} is registered twice: {known} and {cls}")
@@ -78,6 +79,8 @@ def load_scheme_file(file: str | Path) -> None:
             raise ValueError(f"position_file={file}: no such file")
         digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may be called alike
         spec = importlib.util.spec_from_file_location(f"position_file_{path.stem}_{digest}", path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"position_file={file}: the name of a Python file ends in .py")
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module
         before = set(SCHEMES)
         try:
@@ -105,7 +108,7 @@ def files_behind(position: str) -> list[Path]:
     return [path for path, registered in _loaded_files.items() if names.intersection(registered)]
 
 
-_loaded_files = {}  # file -> names of the schemes that it registered
+_loaded_files: dict[Path, list[str]] = {}  # file -> names of the schemes that it registered
 
 
 # ------------------------------------------------------------------------------------------------ names with options
@@ -117,16 +120,18 @@ class Part:
 
     name: str
     per_layer: bool = False  # each layer has its own copy
-    options: dict = field(default_factory=dict)  # those that differ from the defaults, in the order of the constructor
+    # those that differ from the defaults, in the order of the constructor
+    options: dict[str, bool | int | float] = field(default_factory=dict)
 
-    def __str__(self):
+    def __str__(self) -> str:
         words = [f"{key}:{format_value(value)}" for key, value in self.options.items()]
         return ":".join([self.name, *["layer"] * self.per_layer, *words])
 
 
 def options_of(scheme: type) -> dict[str, inspect.Parameter]:
     """A scheme's options: the keyword arguments of its constructor, with their types and defaults."""
-    return dict(list(inspect.signature(scheme.__init__, eval_str=True).parameters.items())[2:])  # without self and dims
+    signature = inspect.signature(scheme.__init__, eval_str=True)  # type: ignore[misc]  # of this class, not of an object
+    return dict(list(signature.parameters.items())[2:])  # without self and dims
 
 
 def parse(names: str) -> list[Part]:
@@ -150,7 +155,8 @@ def parse(names: str) -> list[Part]:
 
 def parse_options(name: str, words: list[str], names: str) -> Part:
     """The `Part` that the words after a scheme's name describe. names: the whole combination, for errors."""
-    known, given, words = options_of(SCHEMES[name]), {}, list(words)
+    known, words = options_of(SCHEMES[name]), list(words)
+    given: dict[str, bool | int | float] = {}
     while words:
         key = words.pop(0)
         if key in given:
@@ -173,7 +179,7 @@ SIZES = {bool: (0, 1), int: (0, 10**6), float: (1e-16, 1e16)}  # of options; flo
 def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | float:
     """The value of an option of type `kind`. names: the whole combination, for errors."""
     try:
-        value = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        value: bool | int | float = kind(text) if kind is not bool else {"True": True, "False": False}[text]
         smallest, largest = SIZES[kind]
         if value and not smallest <= abs(value) <= largest:
             raise ValueError
@@ -222,13 +228,18 @@ class Dims:
     input_width: int | None = None  # of what a layer's projections take, if it is not C
 
 
+def outside_of_layers(*_: Any) -> Any:
+    raise ValueError("`reach` depends on no tensor of a layer: it has neither `layer.project` nor `layer.input`")
+
+
 class LayerContext(NamedTuple):
     """What the hooks that run in a layer are told of it."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides a method of tuples that nobody calls
     positions: TokenPositions
-    project: Callable | None = None  # its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]
-    input: Callable | None = None  # () -> [B, L, C], what it projects to q, k and v
+    # its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]
+    project: Callable[..., Any] = outside_of_layers
+    input: Callable[[], Tensor] = outside_of_layers  # () -> [B, L, C], what it projects to q, k and v
     mask: Tensor | None = None  # [B, L], False at padding; None: there is none
     scale: float = 1.0  # of q . k and content
 
@@ -262,23 +273,23 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        if has_no_weight_decay(param):
+        if param is not None and has_no_weight_decay(param):
             self.undecayed = *self.undecayed, name
-            del param.optim_overrides  # a new one for the parameter that stands there then: accelerate makes its own
+            delattr(param, MARK)  # a new one for the parameter that stands there then: accelerate makes its own
         super().register_parameter(name, param)
         self.mark_without_decay()
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # of a copy, whose parameters have lost the mark
         self.mark_without_decay()
 
     def mark_without_decay(self) -> None:
         """Mark the parameters without weight decay, whichever stand there now: loaders of weights replace them."""
         for name in self.undecayed:
-            if self._parameters.get(name) is not None:
-                no_weight_decay(self._parameters[name])
+            if (parameter := self._parameters.get(name)) is not None:
+                no_weight_decay(parameter)
 
-    def forward(self, hook: str, *args) -> Any:
+    def forward(self, hook: str, *args: Any) -> Any:
         """A hook, called through the module: what wraps modules (offloading, shards, PyTorch's hooks) sees the call.
         What it returns must not be a parameter, or a view of one: shards are taken away when the call is over."""
         return getattr(self, hook)(*args)
@@ -315,29 +326,33 @@ class PositionScheme(nn.Module):
         return out
 
 
+MARK = "optim_overrides"  # fairseq's, which its fp16 copies keep
+
+
 def no_weight_decay(values: Tensor) -> nn.Parameter:
     """A parameter that weight decay leaves alone, for a scheme in which a value of 0 is nothing to be drawn to; see
     `parameter_groups`. values: or the parameter."""
     parameter = values if isinstance(values, nn.Parameter) else nn.Parameter(values)
-    parameter.optim_overrides = {"optimizer": {"weight_decay_scale": 0.0}}  # fairseq's mark, which its fp16 copies keep
+    setattr(parameter, MARK, {"optimizer": {"weight_decay_scale": 0.0}})
     return parameter
 
 
 def has_no_weight_decay(parameter: Tensor | None) -> bool:
     """Whether a parameter is marked as `no_weight_decay`."""
-    return getattr(parameter, "optim_overrides", {}).get("optimizer", {}).get("weight_decay_scale") == 0
+    mark: dict[str, dict[str, float]] = getattr(parameter, MARK, {})
+    return mark.get("optimizer", {}).get("weight_decay_scale") == 0
 
 
-def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict]:
+def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Parameters of a model, its heads included, as groups for any optimizer: those with weight decay and, if schemes
     have marked any as `no_weight_decay`, those without."""
-    groups = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
     for parameter in parameters:
         groups[has_no_weight_decay(parameter)]["params"].append(parameter)
     return groups if groups[1]["params"] else groups[:1]
 
 
-def ask(scheme: PositionScheme, hook: str, *args) -> Any:
+def ask(scheme: PositionScheme, hook: str, *args: Any) -> Any:
     """What a hook returns, through a call of the module if the scheme has this hook: PyTorch's hooks on modules, such
     as fairseq's search for NaN, expect a tensor of it."""
     return scheme(hook, *args) if overrides(scheme, hook) else getattr(scheme, hook)(*args)
@@ -356,11 +371,13 @@ SHAPES = {
 }
 
 
-def check(term: Tensor, scheme: PositionScheme, hook: str, shape: tuple, device: torch.device | str) -> Tensor:
+def check(
+    term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device | str
+) -> Tensor:
     """What a scheme's hook returned. Raises ValueError, naming the class, for another shape, for numbers that are not
     floats, and for another kind of device. shape, device: those that are valid."""
     if not isinstance(term, Tensor):
-        wrong = type(term).__name__
+        wrong: Any = type(term).__name__
     elif term.shape != shape:
         wrong = list(term.shape)
     elif not term.is_floating_point():
@@ -427,9 +444,12 @@ class Positions(nn.ModuleDict):
 
     def of_layer(self, layer: int) -> list[PositionScheme]:
         """The schemes that act in one layer."""
-        return [m[layer] if isinstance(m, nn.ModuleList) else m for m in self.values()]
+        schemes: list[Any] = [m[layer] if isinstance(m, nn.ModuleList) else m for m in self.values()]
+        return schemes
 
-    def _sum(self, schemes, hook, shape, device, *args):
+    def _sum(
+        self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device | str, *args: Any
+    ) -> Tensor | None:
         """The sum of what a hook of all schemes returns, None of nothing. shape, device: see `check`."""
         terms = [
             check(term, scheme, hook, shape, device)
@@ -438,7 +458,7 @@ class Positions(nn.ModuleDict):
         ]
         return sum(terms[1:], terms[0]) if terms else None
 
-    def _shape(self, positions):
+    def _shape(self, positions: TokenPositions) -> tuple[int, int, int]:
         """[H, R, L], of a bias."""
         return self.dims.heads, positions.last - positions.first, positions.length
 
@@ -464,13 +484,13 @@ class Positions(nn.ModuleDict):
         """
         positions = self.token_positions(positions) if isinstance(positions, int) else positions
         with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
-            shared = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
+            shared: list[Any] = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
             bias, gate = self._bias_and_gate(shared, positions, None, None)
             if not self.per_layer:
                 return [(self._reset_bias(bias, shared, positions), self._reset_gate(gate))] * self.dims.layers
             pairs = []
             for layer in range(self.dims.layers):
-                own = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
+                own: list[Any] = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
                 layer_bias, layer_gate = self._bias_and_gate(own, positions, bias, gate)
                 layer_bias = self._reset_bias(layer_bias, self.of_layer(layer), positions)
                 pairs.append((layer_bias, self._reset_gate(layer_gate)))
@@ -485,9 +505,13 @@ class Positions(nn.ModuleDict):
         with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
             schemes = self.of_layer(layer)
             bias = self._sum(schemes, "bias", self._shape(positions), positions.device, positions, self.scale)
-            return self._reset_bias(bias, schemes, positions)
+            bias = self._reset_bias(bias, schemes, positions)
+            assert bias is not None  # who asks has asked `has_bias`
+            return bias
 
-    def _bias_and_gate(self, schemes, positions, bias, gate):
+    def _bias_and_gate(
+        self, schemes: list[PositionScheme], positions: TokenPositions, bias: Tensor | None, gate: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         for scheme in schemes:
             term, factor = ask(scheme, "bias", positions, self.scale), ask(scheme, "gate", positions)
             if term is not None:
@@ -499,18 +523,23 @@ class Positions(nn.ModuleDict):
         return bias, gate
 
     # Resets row and column of [CLS], i = 0, in a new tensor: the inputs may be views of parameters.
-    def _reset_bias(self, bias, schemes, positions):
+    def _reset_bias(
+        self, bias: Tensor | None, schemes: list[PositionScheme], positions: TokenPositions
+    ) -> Tensor | None:
         """The bias [H, R, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
         length, rows = positions.length, positions.last - positions.first
         above = int(positions.first == 0)  # 1: [CLS] is a query
-        if not self.untie_cls or (bias is None and self.cls == "zero"):  # no term at all is 0 already
+        if not self.untie_cls:
             return bias
-        if self.cls == "zero":
-            return F.pad(bias[:, above:, 1:], (1, 0, above, 0))
+        if self.cls == "zero":  # as no term at all is already
+            return None if bias is None else F.pad(bias[:, above:, 1:], (1, 0, above, 0))
         if hasattr(self, "theta"):
             theta = self()
         else:
             theta = self._sum(schemes, "cls_bias", (2, self.dims.heads), positions.device, self.scale)
+            if theta is None:
+                scheme = next(scheme for scheme in schemes if overrides(scheme, "cls_bias"))
+                raise bad_return(scheme, "cls_bias", None, SHAPES["cls_bias"])
         from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
         if bias is None:
             bias = theta.new_zeros(self.dims.heads, rows, length)
@@ -518,11 +547,11 @@ class Positions(nn.ModuleDict):
         from_cls = from_cls.expand(-1, 1, length)  # includes [CLS] to [CLS]
         return torch.cat([from_cls, bias], dim=1) if above else bias
 
-    def _mask_cls(self, x, value=0.0):
+    def _mask_cls(self, x: Tensor | None, value: float = 0.0) -> Tensor | None:
         """x [..., L, L] with `value` wherever the query or the key is [CLS], if [CLS] is untied."""
         return F.pad(x[..., 1:, 1:], (1, 0, 1, 0), value=value) if self.untie_cls and x is not None else x
 
-    def _reset_gate(self, gate):
+    def _reset_gate(self, gate: Tensor | None) -> Tensor | None:
         return self._mask_cls(gate, 1.0)
 
     def reach(self, layer: LayerContext) -> int | None:
@@ -548,6 +577,7 @@ class Positions(nn.ModuleDict):
         schemes = [s for s in self.of_layer(layer.index) if overrides(s, "value")]
         if not schemes:  # as on all backends that compute no weights
             return None
+        assert weights is not None  # `Backend.refuses` such schemes otherwise
         shape = *weights.shape[:3], self.dims.value_dim
         return self._sum(schemes, "value", shape, weights.device, self._mask_cls(weights), layer)
 

@@ -36,7 +36,7 @@ class Absolute(PositionScheme):
             raise ValueError("gain is the gain of the layer norm: it needs norm:True")
         self.table = Table(dims.max_positions, dims.width, std)
         self.norm = LayerNorm(dims.width) if norm else None
-        if norm:
+        if self.norm is not None:
             nn.init.constant_(self.norm.weight, at_least(-LARGEST, gain=gain))
 
     def embed(self, positions: TokenPositions) -> Tensor:

@@ -9,6 +9,8 @@ the gradients (Adam) changes the term m times as fast; more at first, while grad
 Adam's epsilon, because they are m times as large, too.
 """
 
+from typing import Any, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,10 +49,11 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
 
 
+Number = TypeVar("Number", int, float)
 LARGEST = 10**6  # of an option: float32 parameters stay far from infinity, a table can be held in memory
 
 
-def at_least(smallest: float, largest: float = LARGEST, **option: float) -> float:
+def at_least(smallest: float, largest: float = LARGEST, **option: Number) -> Number:
     """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`, or more than
     `largest`."""
     ((name, value),) = option.items()
@@ -80,7 +83,7 @@ def in_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def frequencies(width: int, device: torch.device | None = None, base: float = 10000.0) -> Tensor:
+def frequencies(width: int, device: torch.device | str | None = None, base: float = 10000.0) -> Tensor:
     """omega_i = base^(-2i/width), i = 0 .. width/2 - 1. Raises ValueError for an odd width."""
     if width % 2:
         raise ValueError(f"sinusoids and rotations need an even width, not {width}")
@@ -102,6 +105,8 @@ class LearnedFrequencies(nn.Module):
     parameters are (omega by up to 0.4 %); --amp and --autocast bf16 keep it.
     """
 
+    sign: Tensor
+
     def start_frequencies(self, width: int, base: float = 10000.0, heads: int = 0) -> None:
         """heads: each has its own, omega [H, width / 2]; 0: all have the same."""
         log_omega = frequencies(width, base=base).log()
@@ -113,7 +118,7 @@ class LearnedFrequencies(nn.Module):
     def omega(self) -> Tensor:
         return self.sign.float() * self.log_omega.float().exp()
 
-    def _load_from_state_dict(self, state_dict, prefix, *args):
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if (omega := state_dict.pop(f"{prefix}omega", None)) is not None:  # such a checkpoint
             state_dict[f"{prefix}sign"] = torch.where(omega < 0, -1.0, 1.0)
             state_dict[f"{prefix}log_omega"] = omega.abs().log()
@@ -131,11 +136,7 @@ class Clipped(PositionScheme):
 
     def __init__(self, dims: Dims, max_distance: int):
         super().__init__(dims)
-        self.max_distance = at_least(1, max_distance=max_distance)
-
-    @property
-    def saturates_at(self) -> int:
-        return self.max_distance
+        self.max_distance = self.saturates_at = at_least(1, max_distance=max_distance)
 
     def rows(self, positions: TokenPositions) -> Tensor:
         """[2S - 1], the row of every offset."""
@@ -145,7 +146,12 @@ class Clipped(PositionScheme):
 class Bucketed(PositionScheme):
     """Base of schemes that sort offsets into buckets, `bucket_of`; distances from max_distance on share the last."""
 
+    max_distance: int
+
+    def bucket_of(self, offset: Tensor) -> Tensor:
+        raise NotImplementedError
+
     @property
-    def saturates_at(self) -> int:
+    def saturates_at(self) -> int:  # type: ignore[override]  # follows from the buckets, and is never set
         buckets = self.bucket_of(torch.arange(self.max_distance + 1, device="cpu"))
         return int((buckets == buckets[-1]).nonzero()[0])

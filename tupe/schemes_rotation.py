@@ -38,6 +38,7 @@ class Rope(LearnedFrequencies, PositionScheme):
     """
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
+    trained: Tensor
 
     def __init__(
         self, dims: Dims, base: float = 10000.0, fraction: float = 1.0, learned: bool = False, local_base: float = 0.0,
@@ -121,7 +122,7 @@ class RopeValues(Rope):
         super().__init__(dims, base, fraction)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
-        return tuple(self.rotated(x, layer) for x in (q, k, v))
+        return self.rotated(q, layer), self.rotated(k, layer), self.rotated(v, layer)
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
         return self.rotated(out, layer, -1)
@@ -152,6 +153,8 @@ class Fope(PositionScheme):
     """
 
     paper, formula = "Hua et al. 2025 (FoPE)", "as rope, cos and sin sums over all frequencies, those of long periods 0"
+    trained: Tensor
+    mixtures: Tensor
 
     def __init__(self, dims: Dims, base: float = 10000.0, std: float = 0.01, learned: bool = False):
         super().__init__(dims)

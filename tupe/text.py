@@ -16,12 +16,12 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Normaliser, Raw, Span, clean, library
+from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Aligned, Normaliser, Raw, Span, clean, library
 
 MASK = "<mask>"
 JOINED = "@@"  # the mark of fastBPE and subword-nmt for "the word goes on", in data that fairseq prepared
@@ -40,14 +40,16 @@ def load_sentencepiece(path: Path) -> Any:
 
 # What a dictionary's symbols look like where a word begins ("\u2581the", "\u0120the"), or goes on ("##s"; "hel@@" says
 # it of the next symbol).
-MARKS = {SPACE: str.startswith, "\u0120": str.startswith, "##": str.startswith, JOINED: str.endswith}
+MARKS: dict[str, Callable[[str, str], bool]] = {
+    SPACE: str.startswith, "\u0120": str.startswith, "##": str.startswith, JOINED: str.endswith,
+}  # fmt: skip
 
 
 def word_marks(symbols: list[str]) -> tuple[list[bool], list[bool]]:
     """(whether a word can begin with a symbol, whether it goes on after it), by the mark that most symbols have. If
     none has one, every symbol is a word."""
     counts = {mark: sum(has(symbol, mark) for symbol in symbols) for mark, has in MARKS.items()}
-    mark = max(counts, key=counts.get)
+    mark = max(counts, key=counts.__getitem__)
     marked = [MARKS[mark](symbol, mark) for symbol in symbols]
     if mark == JOINED or not counts[mark]:
         return [True] * len(symbols), marked
@@ -83,12 +85,14 @@ class TextEncoder:
     between words. Raises ValueError if a file is missing.
     """
 
-    FILES = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "tokenizer.json", "manifest.json")
+    FILES: tuple[str, ...] = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "tokenizer.json", "manifest.json")
     SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
     SETTINGS = ("spacy_model", "language", "cased", "sentences")  # of a manifest, what a normaliser takes
     name = ""
+    normaliser_of: type[Normaliser] | type[Raw]
+    normaliser: Normaliser | Raw
 
-    def __new__(cls, data_dir: str | Path):
+    def __new__(cls, data_dir: str | Path) -> "TextEncoder":
         if cls is TextEncoder:
             kinds, folder = {kind.name: kind for kind in cls.__subclasses__()}, Path(data_dir)
             default = "tokenizers" if (folder / "tokenizer.json").is_file() else "paper"
@@ -114,11 +118,11 @@ class TextEncoder:
         """Names of the files without which text cannot be encoded."""
         raise NotImplementedError
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[Path]]:
         """Pickled by its folder: caches cannot be."""
         return type(self), (self.folder,)
 
-    def __len__(self):
+    def __len__(self) -> int:
         """The number of types, <s> <pad> </s> <unk> and <mask> included: the rows of the model's embedding."""
         return len(self.symbols)
 
@@ -157,7 +161,8 @@ class TextEncoder:
         have no blanks between them, a piece is a word."""
         if not self.has_words:
             return [[i] for i in ids]
-        words, (begins, goes_on), inside = [], self.word_marks, False
+        words: list[list[int]] = []
+        (begins, goes_on), inside = self.word_marks, False
         for i in ids:
             if not words or (begins[i] and not inside):
                 words.append([])
@@ -174,7 +179,7 @@ class TextEncoder:
         raise NotImplementedError
 
 
-def _manifest(folder):
+def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -189,6 +194,7 @@ class PaperText(TextEncoder):
     FILES = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "manifest.json")
     name = "paper"
     normaliser_of = Normaliser
+    normaliser: Normaliser
 
     def __init__(self, data_dir: str | Path):
         super().__init__(data_dir)
@@ -200,7 +206,7 @@ class PaperText(TextEncoder):
     def needed(self) -> list[str]:
         return ["dict.txt", "sentencepiece.bpe.model"]
 
-    def _split(self, token):
+    def _split(self, token: str) -> tuple[str, ...]:
         if token == UNK or (self.words is not None and token not in self.words):
             return (UNK,)
         return tuple(self.model.encode(token, out_type=str))
@@ -239,7 +245,7 @@ class PaperText(TextEncoder):
                 start += len(part)
         return out
 
-    def _hide(self, aligned, whole):
+    def _hide(self, aligned: Aligned, whole: Collection[str]) -> dict[str, str]:
         """Put a word that is nowhere else in place of each mark of `whole`. Returns {that word, as a token: mark}."""
         pattern = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))  # of two that fit, the longer one
         marks = dict.fromkeys(re.findall(pattern, aligned.text)) if pattern else ()
@@ -253,7 +259,7 @@ class PaperText(TextEncoder):
         aligned.sub(re.compile(pattern), lambda mark: f" {words[mark]} ", as_one=True)
         return {word if self.normaliser.cased else word.lower(): mark for mark, word in words.items()}
 
-    def _spans(self, token, chars):
+    def _spans(self, token: str, chars: list[tuple[int, int]]) -> Iterator[Span]:
         start = 0
         for piece in self.token_pieces([token]):
             length = len(token) if piece == UNK else len(piece.removeprefix(SPACE))
@@ -294,7 +300,7 @@ class TokenizerText(TextEncoder):
         last = tokenizer.get_vocab_size() - 1
         names = [tokenizer.id_to_token(i) for i in (0, 1, 2, last)]
 
-        def encode(text):
+        def encode(text: str) -> Any:
             tokenizer.encode_special_tokens = True
             encoding = tokenizer.encode(text, add_special_tokens=False)
             if any(name in text for name in names) and not {0, 1, 2, last}.isdisjoint(encoding.ids):
@@ -305,7 +311,7 @@ class TokenizerText(TextEncoder):
 
         return encode
 
-    def _encode(self, text, whole=()):
+    def _encode(self, text: str, whole: Collection[str] = ()) -> Any:
         if not any(mark in text for mark in whole):
             return self.ordinary(self.tokenizer)(text)
         mask, added = len(self) - 1, self.tokenizer.get_added_tokens_decoder()
@@ -317,7 +323,7 @@ class TokenizerText(TextEncoder):
         self.tokenizer.encode_special_tokens = False
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def _encode_parts(self, text, whole, mask, token):
+    def _encode_parts(self, text: str, whole: Collection[str], mask: int, token: Any) -> SimpleNamespace:
         """Of a text with other special tokens, which the library would take for such: what stands between the marks is
         ordinary. token: that of the mask, which says whether it takes the blanks around it."""
         marks = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))

@@ -31,7 +31,7 @@ class TokenPositions:
     ):
         self.length, self.drawn = length, drawn
         self.device = device if drawn is None else drawn.device
-        self.span = length if drawn is None else span
+        self.span: int = length if drawn is None or span is None else span
         self.first, self.last = 0, length  # the queries are tokens first .. last-1
 
     def block(self, first: int, last: int) -> "TokenPositions":

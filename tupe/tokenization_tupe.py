@@ -4,16 +4,17 @@ English rules, no model), and sentencepiece."""
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import PreTokenizedString, Token, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 # Of a folder with code, transformers 4 copies only the files that are named here.
-from .normaliser import Normaliser  # noqa: F401
+from .normaliser import Span
 from .text import PaperText
 
 
-def _slices(part, borders, first=0):
+def _slices(part: Any, borders: list[tuple[int, int]], first: int = 0) -> list[Any]:
     """What stands between the borders, which count from `first`. The library counts the characters of a text from its
     start for every slice of it, which for many words takes quadratic time, and halves of halves do not."""
     half = len(borders) // 2
@@ -32,9 +33,10 @@ class PaperWords:
 
     def pre_tokenize(self, pretok: PreTokenizedString) -> None:
         """Cut a text into words, and these into pieces. A piece's place in its word is counted in bytes."""
-        unk, words, later = self.text.ids["<unk>"], [], self.later()
+        unk, later = self.text.ids["<unk>"], self.later()
+        words: list[tuple[list[Span], int]] = []
 
-        def cut(_, part):
+        def cut(_: int, part: Any) -> list[Any]:
             here = self.text.word_spans(str(part), ["<mask>", *later])
             borders = [(min(s.start for s in word), max(s.end for s in word)) for word in here]
             words.extend((word, start) for word, (start, _) in zip(here, borders, strict=True))
@@ -43,7 +45,7 @@ class PaperWords:
         pretok.split(cut)
         rest = iter(words)
 
-        def pieces(source):
+        def pieces(source: str) -> list[Token]:
             word, first = next(rest)
             size = [0, *itertools.accumulate(len(sign.encode("utf-8", "surrogatepass")) for sign in source)]
             ids = ((later.get(s.text, self.text.ids.get(s.text, unk)), s) for s in word)
@@ -53,10 +55,13 @@ class PaperWords:
 
     def decode_chain(self, tokens: list[str]) -> list[str]:
         """Added tokens, and words that a pipeline of token classification has joined before, are text already."""
-        later, ids, parts = self.later(), self.text.ids, []
+        later, ids = self.later(), self.text.ids
+        parts: list[str] = []
         for is_piece, group in itertools.groupby(tokens, lambda token: token in ids and token not in later):
-            group = list(group)
-            parts += [self.text.decode([ids[token] for token in group])] if is_piece else group
+            if is_piece:
+                parts.append(self.text.decode([ids[token] for token in group]))
+            else:
+                parts += group
         return [" ".join(filter(None, parts))]
 
 
@@ -67,7 +72,7 @@ class TupeTokenizer(PreTrainedTokenizerFast):
     vocab_files_names = {f"{name.split('.')[0]}_file": name for name in PaperText.FILES}
     model_input_names = ["input_ids", "attention_mask"]
 
-    def __init__(self, dict_file: str | Path, **options):
+    def __init__(self, dict_file: str | Path, **options: Any):
         for name in self.vocab_files_names:
             options.pop(name, None)
         self.text = PaperText(Path(dict_file).parent)
@@ -89,20 +94,20 @@ class TupeTokenizer(PreTrainedTokenizerFast):
         super().__init__(tokenizer_object=backend, **options)
         self._hook()
 
-    def _hook(self):
+    def _hook(self) -> None:
         """Functions of Python: they cannot be copied with the backend."""
         words = PaperWords(self.text, self.later_tokens)
         self._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(words)
         self._tokenizer.decoder = decoders.Decoder.custom(words)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         self._tokenizer.pre_tokenizer = self._tokenizer.decoder = None
         try:
             return {**self.__dict__, "_tokenizer": self._tokenizer.to_str()}
         finally:
             self._hook()
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _tokenizer=Tokenizer.from_str(state["_tokenizer"]))
         self._hook()
 
@@ -133,7 +138,10 @@ class TupeTokenizer(PreTrainedTokenizerFast):
         mask = [1, *[0] * len(token_ids_0), 1]
         return mask if token_ids_1 is None else [*mask, 1, *[0] * len(token_ids_1), 1]
 
-    def _save_pretrained(self, save_directory, file_names, legacy_format=None, filename_prefix=None):
+    def _save_pretrained(
+        self, save_directory: str | Path, file_names: tuple[str, ...], legacy_format: bool | None = None,
+        filename_prefix: str | None = None,
+    ) -> tuple[str, ...]:  # fmt: skip
         return PreTrainedTokenizerBase._save_pretrained(self, save_directory, file_names, None, filename_prefix)
 
     def save_vocabulary(self, save_directory: str | Path, filename_prefix: str | None = None) -> tuple[str, ...]:

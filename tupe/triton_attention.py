@@ -6,11 +6,11 @@ it over the batch in registers and writes [H, L, L] once, without atomic additio
 B batch, L sequence length, H heads, D width of a head, E width of a value head; M queries and N keys of a tile.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 try:
     import triton
@@ -19,7 +19,11 @@ except ImportError:  # no kernel is called then
     triton = tl = None
 
 WIDEST = 128  # of a head
-jit, constexpr = getattr(triton, "jit", lambda function: function), getattr(tl, "constexpr", None)
+jit: Any = getattr(triton, "jit", lambda function: function)
+if TYPE_CHECKING:
+    from typing import Any as constexpr
+else:
+    constexpr = getattr(tl, "constexpr", None)
 
 
 class Tile(NamedTuple):
@@ -254,7 +258,7 @@ class SharedBiasAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float,
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float,
         dropout: float,
     ) -> Tensor:  # fmt: skip
         B, H, L, _ = q.shape
@@ -272,7 +276,7 @@ class SharedBiasAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, seed, out, lse = ctx.saved_tensors
         B, H, L, _ = q.shape
         grad, of_bias, delta = in_rows(grad), bias_strides(bias, L), torch.empty_like(lse)
@@ -291,8 +295,9 @@ class SharedBiasAttention(torch.autograd.Function):
             sequences = triton.cdiv(B, triton.cdiv(PROGRAMS, grid[0] * grid[1] * H))
             parts = triton.cdiv(B, sequences)
             dbias = q.new_empty(parts, H, L, L, dtype=torch.float32)
-            _backward_bias[(*grid, parts * H)](q, k, v, *shared, dbias, *ctx.numbers, B, sequences, H, L,
-                                             *strides(q, k, v, grad), *of_bias, **options)  # fmt: skip
+            programs = *grid, parts * H
+            _backward_bias[programs](q, k, v, *shared, dbias, *ctx.numbers, B, sequences, H, L,
+                                     *strides(q, k, v, grad), *of_bias, **options)  # fmt: skip
             dbias = dbias.sum(0) if parts > 1 else dbias[0]
             dbias = (by_offset(dbias) if bias.dim() == 2 else dbias).to(bias.dtype)
         return dq, dk, dv, dbias, None, None, None
@@ -325,7 +330,7 @@ def bias_strides(bias: Tensor | None, length: int) -> list[int]:
 
 def launch(
     kernel: str, q: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, seed: Tensor | None
-) -> tuple[tuple[int, int], dict]:
+) -> tuple[tuple[int, int], dict[str, Any]]:
     """(tiles of queries and of keys, what the kernel is compiled for)."""
     (L, D), E = q.shape[2:], v.size(-1)
     tile = TILES[kernel] if max(D, E) * q.element_size() <= 128 else SMALL

@@ -5,7 +5,7 @@ K = c + 2r keys of a chunk are its own and r on each side; one more, the last, i
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ class Chunks:
         """[B, 1, 1, L], False at padded keys -> [B, n, 1, K]"""
         return self.split_keys(mask.transpose(2, 3)).transpose(2, 3)
 
-    def split_bias(self, bias: Tensor | Callable | None) -> Tensor:
+    def split_bias(self, bias: Tensor | Callable[[int, int], Tensor] | None) -> Tensor:
         """[H, L, L] (or a function: queries first .. last-1 -> [H, last - first, L]) -> [H n, c, K], or [n, c, K] for
         None; -inf at keys that are not seen."""
         seen = self.seen()
@@ -79,7 +79,7 @@ class Chunks:
             return seen.new_zeros(seen.shape, dtype=torch.float32).masked_fill_(~seen, -math.inf)
         starts = range(0, self.length, self.chunk)
         if callable(bias):
-            blocks = [bias(first, min(first + self.chunk, self.length)) for first in starts]
+            blocks: Sequence[Tensor] = [bias(first, min(first + self.chunk, self.length)) for first in starts]
         else:
             blocks = bias.split(self.chunk, dim=1)
         parts = []
@@ -101,11 +101,18 @@ class InChunks(NamedTuple):
     of_cls: Any = None  # and of the query [CLS], if it sees all keys
 
 
-class Windowed(Backend):
-    """A backend that computes under a window only the pairs that see each other, by another one that has
-    `prepare_chunks` too."""
+class Chunking(Backend):
+    """A backend that `Windowed` can use."""
 
-    def __init__(self, inner: Backend):
+    def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> Any:
+        """What `mix` needs of a window's n chunks: bias [H n or n, c, K], mask [B, n, 1, K] or None."""
+        raise NotImplementedError
+
+
+class Windowed(Backend):
+    """A backend that computes under a window only the pairs that see each other, by another one."""
+
+    def __init__(self, inner: Chunking):
         self.inner, self.name = inner, inner.name
 
     def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -114,10 +121,10 @@ class Windowed(Backend):
     def order(self, packing: Packing) -> Packing:
         return self.inner.order(packing)
 
-    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple]:
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
         return self.inner.terms(positions, token_positions)
 
-    def prepare(self, bias: Tensor | Callable | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
+    def prepare(self, bias: Any, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
         window = None if reach is None else Chunks(batch.token_positions, reach, batch.untie_cls)
         if window is None or is_traced() or not (window.pays or callable(bias)):
             return self.inner.prepare(bias, gate, reach, batch)
@@ -134,8 +141,8 @@ class Windowed(Backend):
         return prepared if is_split else self.inner.for_outputs(output_indices, prepared, positions, length)
 
     def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, content: None, prepared: Any, scale: float, dropout: float
-    ) -> tuple[Tensor, None]:
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Any, scale: float, dropout: float
+    ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(prepared, InChunks):
             return self.inner.mix(q, k, v, content, prepared, scale, dropout)
         window = prepared.window

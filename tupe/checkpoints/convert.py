@@ -61,7 +61,8 @@ def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> di
     model = build_model(cfg, dictionary)
     settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
     try:
-        model.load_state_dict({**settings, **weights}, strict=True, model_cfg=model.cfg)
+        tensors = {**settings, **weights}
+        model.load_state_dict(tensors, strict=True, model_cfg=model.cfg)  # type: ignore[call-arg]  # fairseq's
     except RuntimeError as error:  # tensors that are missing, unknown or of other sizes
         raise ValueError(f"the tensors are not those of the model that the options describe: {error}") from error
     return new_checkpoint(cfg, model.state_dict())
