@@ -16,7 +16,7 @@ unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13
 # told its configuration, of which there may be a user's (ruff.toml, pytest.ini, conftest.py).
 python=("$venv/bin/python" -I)
 echo "test: ruff"
-run "${python[@]}" -m ruff check --config pyproject.toml tupe lab tests hydra_plugins setup.py
+run "${python[@]}" -m ruff check --config pyproject.toml tupe lab tests docs hydra_plugins setup.py
 if [ "$stack" = fairseq ]; then  # which has the versions of scripts/requirements.txt: others have other types
   echo "test: mypy"
   run "${python[@]}" -m mypy --config-file pyproject.toml

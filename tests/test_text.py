@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from test_normaliser import MANY, NORMALISER, TEXTS
 
-from tupe.text import LONGEST, TextEncoder, read_dictionary
+from tupe.text import TextEncoder, read_dictionary
 
 ENCODER = TextEncoder(Path(__file__).resolve().parent.parent / "models" / "tupe_r_mini")
 
@@ -48,16 +48,3 @@ def test_a_dictionary_with_a_mask_of_its_own(tmp_path):
 def test_a_mask_is_never_lost(before, after):
     text = before.replace("<mask>", "") + "<mask>" + after.replace("<mask>", "")
     assert ENCODER.pieces(text, ["<mask>"]).count("<mask>") == 1
-
-
-def test_a_long_word_comes_to_subword_nmt_in_parts(tmp_path, monkeypatch):
-    """The time that it takes for a word grows with the square of its length."""
-    apply_bpe = pytest.importorskip("subword_nmt.apply_bpe")
-    (tmp_path / "dict.txt").write_text("".join(f"{symbol} 1\n" for symbol in ("ab@@", "ab", "a@@", "b@@")))
-    (tmp_path / "bpe.codes").write_text("a b 2\na b</w> 1\n")
-    seen, segment = [], apply_bpe.BPE.segment_tokens
-    monkeypatch.setattr(apply_bpe.BPE, "segment_tokens", lambda bpe, words: seen.extend(words) or segment(bpe, words))
-    encoder, word = TextEncoder(tmp_path), "ab" * 1250
-    pieces = encoder.pieces(word)
-    assert pieces == ["ab@@"] * 1249 + ["ab"] and "".join(seen) == word and max(map(len, seen)) == LONGEST
-    assert encoder.decode(encoder.encode(f"ab {word} ab")) == f"ab {word} ab"

@@ -86,3 +86,12 @@ def test_published_rows_stand_above_ours(tmp_path):
     probed = {model: dict.fromkeys(wang.MEASURES, 0.5) for model in summaries}
     assert wang.property_table(probed).rows[0][1][1:3] == ["0.2461", "0.0208"]
     assert wang.published_score("rpe", "v1.1 F1") == "90.50 ± 0.08 ‡"
+
+
+def test_the_thirteen_have_sinusoids_at_the_amplitude_that_trains_best():
+    """Whether fixed or learned; fixed absolute ones stand alone."""
+    fixed = "sinusoidal:amplitude:0.1"
+    absolute = ("absolute", fixed, "sinusoidal_learned:amplitude:0.1")
+    relative = ("shaw", "shaw_sinusoidal:amplitude:10", "shaw_sinusoidal_learned:amplitude:10")
+    wanted = {"nopos", *absolute, *relative, *(f"{a}+{r}" for a in absolute if a != fixed for r in relative)}
+    assert {*wang.ENCODINGS.values()} == wanted and len(wang.ENCODINGS) == 13

@@ -214,7 +214,7 @@ def test_batch_size_is_what_an_update_trains_on(name, batch, processes):
     assert args.batch_size <= OmegaConf.load(CONFIGS / "shared/scored.yaml").dataset.batch_size == 32
 
 
-SOME_MODELS = ["bert_a", "electra_tupe_r", "gau_l2", "tupe_r_large", "wang_ape_rpe"]
+SOME_MODELS = ["bert_a", "electra_tupe_r", "gau_l2", "tupe_r_large", "shaw"]
 HANDED = [
     ("pretrain", ["model.dropout=0", "+model.position=rope", "model.cls=tied"], ["--lr", "0.5", "--autocast=bf16"]),
     ("pretrain", [], ["--optimizer=adamw_fused", "--criterion=masked_lm_chunked", "--lr=[1,2]", "--update-freq=2,1"]),
@@ -466,16 +466,6 @@ def test_model_group_has_every_architecture():
         assert path.read_text().startswith("# @package model\n"), path
         known = {path.stem, "bert_a", "gau", "modernbert"}  # the last: of presets, with other options
         assert OmegaConf.load(path)._name in known
-
-
-def test_presets_of_wang_et_al():
-    """Sinusoids at the amplitude that trains best, whether fixed or learned."""
-    fixed = "sinusoidal:amplitude:0.1"
-    absolute = ("absolute", fixed, "sinusoidal_learned:amplitude:0.1")
-    relative = ("shaw", "shaw_sinusoidal:amplitude:10", "shaw_sinusoidal_learned:amplitude:10")
-    wanted = {"nopos", *absolute, *relative, *(f"{a}+{r}" for a in absolute if a != fixed for r in relative)}
-    presets = [OmegaConf.load(path) for path in (CONFIGS / "model").glob("wang_*.yaml")]
-    assert len(presets) == 13 and {preset.position for preset in presets} == wanted
 
 
 def test_interpolations_are_followed_in_training_arguments(tmp_path):
