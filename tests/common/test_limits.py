@@ -26,7 +26,7 @@ TEXTS = {
     "position_file", "quantization_config_path", "ema_seed_model", "log_file", "restore_file", "continue_once",
     "finetune_from_model", "tensorboard_logdir", "save_dir", "user_dir",
     # what other checks know: splits, encodings, blocks, tasks, a metric
-    "train_subset", "valid_subset", "position", "layer", "glue_task", "best_checkpoint_metric",
+    "train_subset", "valid_subset", "position", "glue_task", "best_checkpoint_metric",
     # Python, which fairseq reads when it begins; nothing of the recipes
     "optimizer_overrides", "groups", "epoch2lr", "update2lr",
     # of distributed training: PyTorch's
