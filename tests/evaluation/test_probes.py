@@ -141,7 +141,7 @@ def test_four_correlations_sum_to_the_logits():
         ("bert_a_tiny", {"position": "absolute+shaw:layer"}, "absolute"),
         ("bert_a_tiny", {"position": "absolute+urpe", "cls": "untied"}, "untied"),
         ("bert_a_tiny", {"segments": "learned"}, "segments"),
-        ("bert_a_tiny", {"layer": "gau", "activation_dropout": 0.0}, "gau"),
+        ("bert_a_tiny", {"block": "gau", "activation_dropout": 0.0}, "gau"),
     ],
 )
 def test_four_correlations_need_logits_of_words_and_positions_only(arch, options, message):

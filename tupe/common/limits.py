@@ -35,17 +35,10 @@ LIMITS = {
     # optimization, optimizer
     "max_epoch": (1, MANY, 0), "max_update": (1, MANY, 0), "stop_time_hours": (0.0, 1e6), "clip_norm": (0.0, 1e6),
     "update_freq": (1, 10**6), "lr": RATE, "stop_min_lr": (0.0, 100.0, -1), "weight_decay": (0.0, 10.0),
-    "adam_betas": (0.0, 0.999999), "adam_eps": (1e-16, 1.0), "adamax_betas": (0.0, 0.999999),
-    "adamax_eps": (1e-16, 1.0), "lamb_betas": (0.0, 0.999999), "lamb_eps": (1e-16, 1.0), "momentum": SHARE,
-    "adadelta_rho": (0.0, 0.999999), "adadelta_eps": (1e-16, 1.0), "adafactor_eps": (1e-30, 1.0),
-    "clip_threshold": (1e-6, 1e6), "decay_rate": (-10.0, 0.0), "beta1": (0.0, 0.999999),
+    "adam_betas": (0.0, 0.999999), "adam_eps": (1e-16, 1.0),
     # lr_scheduler
     "warmup_updates": UPDATES, "warmup_ratio": (0.0, 0.99), "cooldown_updates": UPDATES, "force_anneal": UPDATES,
     "total_num_update": (1.0, 1e9, 0), "end_learning_rate": RATE, "power": RATE, "warmup_init_lr": (0.0, 100.0, -1),
-    "min_lr": RATE, "max_lr": RATE, "t_mult": (1.0, 1000.0), "lr_period_updates": (1.0, 1e9, -1),
-    "lr_shrink": (1e-6, 1.0), "lr_threshold": SHARE, "lr_patience": UPDATES, "lr_deacy_period": COUNT,
-    "lr_decay": (1e-6, 1.0), "warmup_steps": UPDATES, "hold_steps": UPDATES, "decay_steps": UPDATES,
-    "phase_ratio": SHARE, "init_lr_scale": (1e-9, 1.0), "final_lr_scale": (1e-9, 1.0),
     # checkpoint
     "save_interval": COUNT, "save_interval_updates": UPDATES, "keep_interval_updates": OR_NONE,
     "keep_interval_updates_pattern": OR_NONE, "keep_last_epochs": OR_NONE, "keep_best_checkpoints": OR_NONE,
@@ -59,11 +52,11 @@ LIMITS = {
     # task, criterion
     "tokens_per_sample": (3, 10**6), "mask_prob": (0.001, 0.99), "leave_unmasked_prob": SHARE,
     "random_token_prob": SHARE, "mask_multiple_length": (1, 10**4), "mask_stdev": (0.0, 1e4),
-    "stop_at_jump": (0.0, 1e6), "doc_stride": (1, 10**6), "max_query": (1, 10**6), "discriminator_weight": (0.0, 1e6),
+    "stop_at_jump": (0.0, 1e6), "discriminator_weight": (0.0, 1e6),
     "pad": UPDATES, "eos": UPDATES, "unk": UPDATES,
 }  # fmt: skip
-PAIRS = ("adam_betas", "adamax_betas", "lamb_betas", "adafactor_eps")
-LISTS = ("lr", "update_freq", "phase_ratio")  # one number, or one for each epoch or phase
+PAIRS = ("adam_betas",)
+LISTS = ("lr", "update_freq")  # one number, or one for each epoch or phase
 SWITCHES = ("update_epoch_batch_itr",)  # which fairseq takes as text
 FILES = ("quantization_config_path", "ema_seed_model")  # which have to be there
 TEXTS = (  # further options that take a value
