@@ -38,7 +38,7 @@ LIMITS = {
     "adam_betas": (0.0, 0.999999), "adam_eps": (1e-16, 1.0),
     # lr_scheduler
     "warmup_updates": UPDATES, "warmup_ratio": (0.0, 0.99), "cooldown_updates": UPDATES, "force_anneal": UPDATES,
-    "total_num_update": (1.0, 1e9, 0), "end_learning_rate": RATE, "power": RATE, "warmup_init_lr": (0.0, 100.0, -1),
+    "total_num_update": (1.0, 1e9, 0), "end_learning_rate": RATE, "power": RATE,
     # checkpoint
     "save_interval": COUNT, "save_interval_updates": UPDATES, "keep_interval_updates": OR_NONE,
     "keep_interval_updates_pattern": OR_NONE, "keep_last_epochs": OR_NONE, "keep_best_checkpoints": OR_NONE,
