@@ -25,6 +25,7 @@ from tupe.checkpoints import export as exports
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import command, export, model_card
 from tupe.common.architectures import ARCHITECTURES, ELECTRA
+from tupe.common.blocks import read_symbols
 from tupe.common.prepared import tokenizer_files
 from tupe.common.record import Record, write_together
 from tupe.common.safe_load import load_safely
@@ -562,8 +563,8 @@ def test_an_export_is_data_enough_for_another_one(exported, data, tmp_path):
     """... and nothing is written where that cannot be."""
     _, path, _ = exported
     theirs = shutil.copytree(data, tmp_path / "data")
-    counts = {"documents kept": 1, "tokens": 2}
-    (theirs / "manifest.json").write_text(json.dumps({"counts": counts, "vocab_size": 3, "spacy_model": None}))
+    counts, types = {"documents kept": 1, "tokens": 2}, len(read_symbols(data))
+    (theirs / "manifest.json").write_text(json.dumps({"counts": counts, "vocab_size": types, "spacy_model": None}))
     export(path, tmp_path / "out_first", theirs)
     export(path, tmp_path / "out_second", tmp_path / "out_first")
     assert "2 words and signs" in (tmp_path / "out_first" / "README.md").read_text()
