@@ -310,7 +310,7 @@ def test_predict_writes_labels_and_numbers(tuned, prepared, tmp_path):
         done = run("predict", f"often={checkpoint}", "--data", prepared, "--output", tmp_path / engine)
         values = [float(row[1]) for row in table(tmp_path / engine / "often.tsv")]
         assert len(values) == 12 and "12 predictions\n" in done.output
-        assert np.ptp(values) > 1.5 and -2 < min(values) < max(values) < 5  # labels: -1, 1.5, 4
+        assert abs(np.mean(values) - 1.5) < 0.8  # as the labels; between 0 and 1 it would be 0.5
         if engine == "transformers":
             model = TupeForSequenceClassification.from_pretrained(checkpoint).eval()
             tokenizer = TupeTokenizer(prepared / "dict.txt")
