@@ -508,7 +508,7 @@ class Encoder(Stack):
             near = did_you_mean(unknown[0], ["separator", "config", *names])
             raise TypeError(f"Encoder has no option {unknown[0]!r:.60}{near}")
         config = config or ModelConfig()
-        if "position" in options:  # replaces that of the configuration
+        if isinstance(options.get("position"), str):  # replaces that of the configuration
             options.setdefault("cls", cls_beside(options["position"], config.cls))
         config = replace(config, **options)
         if config.segments == "learned" and separator is None:

@@ -79,7 +79,7 @@ HOSTILE = {
     "bool for a number": ("cfg.model.encoder_layers", lambda code, _: True, "encoder_layers is True; valid: int"),
     "list for a word": ("cfg.model.position", lambda code, _: [code], "position is .*valid: str"),
     "word for a switch": ("cfg.model.compile", lambda code, _: code, "compile is .*valid: bool"),
-    "choice": ("cfg.model.cls", lambda code, _: code, "cls is .*valid: tied, untied"),
+    "choice": ("cfg.model.cls", lambda code, _: code, "cls is .*valid: auto, tied, untied"),
     "lookup": ("cfg.task.data", lambda code, _: "${oc.env:HOME}", "data is .*valid: str"),
     "betas": ("cfg.optimizer.adam_betas", lambda code, _: code, "adam_betas is "),
     "frequency": ("cfg.optimization.update_freq", lambda code, _: code, "update_freq is .*List"),

@@ -269,7 +269,7 @@ def test_a_start_parses_once_and_without_hydra(monkeypatch, data, tmp_path):
 
     count(ConfigLoaderImpl, "load_configuration")
     count(fairseq.options, "parse_args_and_arch")
-    monkeypatch.setattr(worker, "train", started.append)
+    monkeypatch.setattr(worker, "train", lambda config, yes: started.append(config))
     launch("pretrain", ["model.dropout=0.3"], [str(data), f"--save-dir={tmp_path}", "--lr=0.5"], gpus=0)
     assert counts == {"parse_args_and_arch": 1}
     ((config,),) = [started]

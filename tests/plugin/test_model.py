@@ -209,15 +209,6 @@ def test_contradicting_settings_are_refused():
         build(position="untied", encoder_attention_heads=4).load_state_dict(build(position="untied").state_dict())
 
 
-def test_a_checkpoint_that_does_not_name_its_heads_is_loaded():
-    state = build().state_dict()
-    settings = bytes(state["encoder._extra_state"].tolist()).decode()
-    state["encoder._extra_state"] = torch.tensor(list(settings.replace(" heads=2", "").encode()))
-    build().load_state_dict(state)
-    with pytest.raises(ValueError, match="this model has .*cls=tied"):
-        build(cls="tied").load_state_dict(state)
-
-
 def test_a_model_without_positions_for_its_tokens_is_refused():
     with pytest.raises(ValueError, match="max_positions=0; valid: 1 or more"):
         build(max_positions=0)
