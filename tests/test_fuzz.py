@@ -128,7 +128,7 @@ READERS = {
     "TEI": Reader(documents("xml"), "a.xml", [TEI], XML),
     "gzip": Reader(documents("lines"), "a.txt.gz", [gzip.compress(b"A b.\n" * 50, mtime=0)], ["\0"]),
     "dict.txt": Reader(
-        lambda path: load_dictionary(path), "dict.txt", ["the 10\na 5\n\u2581b 3 #fairseq:overwrite\n"],
+        lambda path: load_dictionary(path), "dict.txt", ["the 10\na 5\n\u2581b 3\n"],
         ["\n", " ", "#fairseq:overwrite", "the 1", "-1", "1e5", "<mask> 1", "\u2028"],
     ),
     "checkpoint": Reader(

@@ -56,7 +56,7 @@ def test_own_files_of_a_user_are_not_tested(tmp_path):
     which imports no torch; import contracts, which need the whole package, are tried by hand."""
     shutil.copytree(SCRIPTS, tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for folder in ("tupe", "lab", "tests", "hydra_plugins", "tests_mine", ".venv/bin"):
+    for folder in ("tupe", "lab", "tests", "docs", "hydra_plugins", "tests_mine", ".venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "tests" / "test_ours.py").write_text("def test_it():\n    pass\n")
     for name in ("setup.py", "tupe/__init__.py"):

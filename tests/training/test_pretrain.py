@@ -37,11 +37,11 @@ import tupe.hf  # noqa: F401
 from tupe import cpu
 from tupe.cli import main
 from tupe.common import pace
-from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, Record, locked, read, state_of, updates_of
+from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.training import pretrain
 from tupe.training.recipe import read as read_recipe
-from tupe.training.run import SUMS, checkpoints, differences, newest, seal, set_damaged_aside
+from tupe.training.run import SUMS, checkpoints, newest, seal, set_damaged_aside
 
 TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]
 TINY += ["--batch-size=4", "--max-update=14", "--gpus=0", "--allocator=none", "--num-workers=0"]
@@ -266,16 +266,6 @@ def test_damaged_checksums_are_damage(content, tmp_path):
     assert {path.name for path in tmp_path.glob("*")} == {
         "checkpoint-5", "damaged-checkpoint-10", "damaged-checkpoint-10-2"
     }  # fmt: skip
-
-
-def test_what_earlier_versions_noted_makes_no_difference(tmp_path):
-    earlier = Record(task="masked_lm", config={"dataset.batch_size_valid": 32, "optimizer.adam_betas": "(0.9,0.98)"})
-    now = Record(task="masked_lm", config={"optimizer.adam_betas": "(0.9, 0.98)"})
-    earlier.started_at = "2026-01-01T00:00:00+00:00"
-    earlier.save(tmp_path)
-    assert differences(now, tmp_path, {}).started_at == earlier.started_at
-    with pytest.raises(ValueError, match="holds another run"):
-        differences(Record(task="masked_lm", config={"optimizer.adam_betas": "(0.9, 0.9)"}), tmp_path, {})
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_taken(data, whole, tmp_path):
