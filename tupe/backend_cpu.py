@@ -263,7 +263,7 @@ def slices(count: int, step: int) -> list[slice]:
 
 
 def cyclic(x: Tensor, hs: slice) -> Tensor:
-    """Of x [n, ...], which stands for x[h % n] at every head h: x at these heads, or all of x if n is 1."""
+    """Select these heads of x [n, ...], where head h uses row h % n; all of x if n is 1."""
     if len(x) == 1:
         return x
     if hs.stop <= len(x):

@@ -79,7 +79,7 @@ def wins(heads: int, head_dim: int, dtype: torch.dtype, length: int, card: str) 
 
 
 def seconds_of(backend: Backend, heads: int, head_dim: int, dtype: torch.dtype, length: int) -> float:
-    """Of a pass, forward and backward: the fastest of 3 times 5. Several at a time, as a card is behind its host."""
+    """Seconds per forward and backward pass: best mean of 3 runs of 5, since a card is behind its host."""
     sequences = max(1, min(2**14 // length, 2**22 // length**2))  # whose logits take little memory
     shape = sequences, heads, length, head_dim
     q, k, v = (torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in "qkv")

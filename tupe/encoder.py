@@ -1,5 +1,5 @@
-"""BERT-like encoders, of the blocks of 2018 and of today. They name no position scheme: they get the terms from
-`Positions` and hand them to every layer. `ModelConfig` is the one list of a model's options.
+"""BERT-like encoders, of the blocks of 2018 and of today. The encoder never names a scheme: `Positions` computes the
+terms, and every layer receives them. `ModelConfig` is the one list of a model's options.
 
 B batch, L sequence length, C model width, H heads, D = C / H, N layers; T rows of token-wise work: where there is
 padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), and so it stays outside of attention.

@@ -1,5 +1,5 @@
-"""What the commands that train refuse at once: mistakes that show without torch and fairseq, whose imports take
-seconds. The engines check all of it again, and more, in the same words."""
+"""Fast checks of training commands, before torch and fairseq are imported, which takes seconds. The engines check all
+of it again, and more, in the same words."""
 
 import functools
 import importlib.util

@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 
 class Active:
-    """It has `record`, `folder`, `writes`, `began_at`, `updates`, None until the first one, and `earlier`, the record
-    that it goes on from: the file stays as it is until the first update."""
+    """Subclasses set `record`, `folder`, `writes`, `began_at`, `updates` (None until the first one) and `earlier`, the
+    record that the run goes on from: the file stays as it is until the first update."""
 
     def reach(self, updates: int) -> None:
         """Take note of an update. With the first one the run has begun, or goes on: until then any failure is that of a

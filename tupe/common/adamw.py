@@ -30,7 +30,7 @@ class AdamW(torch.optim.AdamW):
         self.updates, self.divisor = 0, torch.ones(())
 
     def __setstate__(self, state: dict) -> None:
-        """Of a copy, or from a pickle."""
+        """Called by copy and pickle."""
         super().__setstate__(state)
         self.divisor = torch.ones(())
         self.updates = int(max((float(of["step"]) for of in self.state.values() if "step" in of), default=0))

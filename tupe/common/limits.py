@@ -1,5 +1,4 @@
-"""What an option that trains may be given: the least and the greatest sensible value of every number, fairseq's and
-ours, in one table. Needs only the standard library."""
+"""Valid ranges of training options, fairseq's and ours, in one table. Needs only the standard library."""
 
 import ast
 import math

@@ -23,7 +23,7 @@ from . import criterion, gate, masked_lm, optim, resume, saving, scale, stop, wa
 
 ON_IMPORT, BY_TUPE = "always", "`tupe` only"
 UNFIXED = "not fixed in fairseq 0.12.3.1"  # the newest there is
-OURS = "for good: no fault, a feature of `tupe`"
+OURS = "permanent: a feature, not a fix"
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class Batches:
         self.updates_per_epoch = math.ceil(self.batches / (steps * processes))
 
     def epoch_of(self, update: int) -> int:
-        """That of an update, which is counted from 0; epochs are counted from 1."""
+        """Epoch of an update (updates from 0, epochs from 1)."""
         return update // self.updates_per_epoch + 1
 
     def __len__(self):

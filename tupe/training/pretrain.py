@@ -160,7 +160,7 @@ def constant(updates: int, warmup: int, cooldown: int, total: int) -> float:
 
 
 class Course(TrainerCallback):
-    """What is due after an update."""
+    """Decides after each update whether to log, validate, save or stop."""
 
     def __init__(self, trainer: "Training"):
         self.trainer, self.began = trainer, None
@@ -332,7 +332,7 @@ class Training(Trainer):
         super().log(logs, *args)
 
     def epoch(self) -> int:
-        """That of the last update, counted from 1."""
+        """Epoch of the last update, from 1."""
         return self.batches.epoch_of(max(self.state.global_step - 1, 0))
 
     # --------------------------------------------------------------------------------------------------- validation
