@@ -382,8 +382,6 @@ FILES = (
     "pickle",
 )
 COMMANDS = {  # every command that reads a checkpoint -> its words
-    "continue": "--data={data} --checkpoint={path} --output={out} --gpus=0 --allocator=none --lengths=20 --epochs=1 "
-    "--num-workers=0",
     "finetune": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 --allocator=none --max-epoch=1 "
     "--num-workers=0",
     "finetune --engine transformers": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 "
