@@ -421,6 +421,7 @@ def test_quickstart_prints_the_digits_of_the_page(tmp_path):
 
 @pytest.mark.parametrize("loss, learned", [(4.2, True), (4.4, False)])
 def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, caplog, loss, learned):
+    pytest.importorskip("fairseq")
     write_data(tmp_path / "data")
     entropy = unigram_entropy(tmp_path / "data") / math.log(2)
     counts = np.bincount(np.fromfile(tmp_path / "data" / "train.bin", dtype=np.uint16))

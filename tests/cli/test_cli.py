@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from importlib.util import find_spec
 
 import click
 import pytest
@@ -92,6 +93,8 @@ def test_every_command_is_a_sentence():
 @pytest.mark.parametrize("words", ["", "checkpoint", "list", "prepare", "probe", *COMMANDS])
 def test_every_command_explains_itself(words):
     shown = tupe(*words.split(), "--help")
+    if not find_spec("fairseq") and "needs fairseq, which is not installed" in shown.output:
+        pytest.skip("needs fairseq")
     assert shown.exit_code == 0, shown.output
     assert shown.output.startswith(f"Usage: tupe {words}".strip())
 

@@ -109,6 +109,7 @@ def test_mistakes_in_options_of_the_trainings_are_refused_first(place):
 
 
 def test_an_encoding_whose_pre_training_fails_is_left_out(place):
+    pytest.importorskip("fairseq")
     folder = place / "out/presets/bert_a_tiny/rope"
     folder.mkdir(parents=True)
     (folder / "behave.py").write_text("run.end('diverged'); run.save(folder); sys.exit(1)")

@@ -34,6 +34,7 @@ def stand_in(monkeypatch):
 @pytest.fixture
 def place(tmp_path):
     """A folder with a checkpoint, and data of two tasks."""
+    pytest.importorskip("fairseq")  # whose registries the gate for a checkpoint's file asks
     torch.save(least_checkpoint(7), tmp_path / "pretrained.pt")
     for task in ("CoLA", "SST-2"):
         (tmp_path / "data" / task / "input0").mkdir(parents=True)

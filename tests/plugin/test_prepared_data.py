@@ -74,6 +74,7 @@ def describe(data):
 )  # fmt: skip
 def test_both_engines_name_what_is_missing_or_cut_off(vocabulary, tmp_path, file, change, said, engine):
     """In one line, before there is a folder."""
+    pytest.importorskip(engine)
     data = shutil.copytree(vocabulary, tmp_path / "data")
     describe(data)
     change(data / file)
