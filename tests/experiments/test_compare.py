@@ -60,6 +60,7 @@ def words_of(folder):
 
 @pytest.mark.thorough
 def test_every_encoding_is_pre_trained_alike_and_fine_tuned(place):
+    pytest.importorskip("fairseq")
     words = [
         "--presets=shaw,tupe_a", "--position=t5+rope", "--jobs=2", f"--glue={place / 'glue'}",
         "--tasks=cola,SST-2", "--lrs=3e-5,5e-5", "--seeds=1,2",
