@@ -6,11 +6,14 @@ run() {
   while kill -0 $pid 2> /dev/null; do sleep 1; status=0; wait $pid || status=$?; done  # it was only suspended
   return $status
 }
-end() {  # with a signal
-  trap - HUP INT USR1 TERM
+terminate() {
   local group
   for group in $(jobs -p); do kill -TERM -- -"$group" 2> /dev/null || true; done
-  wait || true
+}
+end() {  # with a signal; the step saves what it has, and another signal ends it at once
+  trap terminate HUP INT USR1 TERM
+  terminate
+  while [ -n "$(jobs -p)" ]; do wait || true; done
   exit $((128 + $1))
 }
 for number in 1 2 10 15; do trap "end $number" $number; done  # HUP INT USR1 TERM

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,7 @@ from ..common.allocator import tcmalloc
 from ..common.options import own_options
 from ..common.processes import PROGRAM, complete
 
-SECONDS_TO_END = 8  # between asking a process to end and killing it
-SECONDS_AFTER_USR1 = 150  # the same after Slurm's word that 180 seconds are left (scripts/jobs.sbatch)
+SECONDS_TO_END = 150  # between asking a process to end and killing it; Slurm gives 180 (scripts/jobs.sbatch)
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
 
 
@@ -81,7 +81,7 @@ def run(
     slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
     was killed always is. It waits for jobs that another process runs. on_done(job, state) is called for every job that
     is over, also for those that were over before. echo: prints one line. On SIGTERM, SIGINT, SIGHUP and SIGUSR1 all
-    processes are ended, and SystemExit is raised.
+    processes are asked to end, and SystemExit is raised when they have; a second signal kills them.
     """
     states = {job: record.state_of(job.folder) for job in jobs}
     retried = {job for job, state in states.items() if state == "failed"} if retry_failed else set()
@@ -105,7 +105,7 @@ def run(
 
     free, running, next_look, received = list(slots), {}, {}, []
     # Noted down, so that none of them comes between the start of a process and its entry in `running`.
-    with stop.handled(stop.SIGNALS, lambda number, frame: received.append(number)):
+    with stop.handled(stop.SIGNALS, lambda number, frame: received.append((number, time.monotonic()))):
         try:
             while (waiting or running) and not received:
                 for job in list(waiting):
@@ -140,11 +140,13 @@ def run(
                         note_end(job, state, f"{what}, {time.monotonic() - started:.0f} s")
                 time.sleep(0.1)
         finally:
-            patience = SECONDS_AFTER_USR1 if received == [signal.SIGUSR1] else SECONDS_TO_END
-            end([process for process, *_ in running.values()], patience)
+            if received and running:
+                echo(f"{title}: asked {len(running)} jobs to stop, which save first; another signal kills them")
+            end([process for process, *_ in running.values()], lambda: is_second(received))
     if received:
-        echo(f"{title}: stopped by signal {received[0]}; start it again to go on")
-        raise SystemExit(128 + received[0])
+        number = received[0][0]
+        echo(f"{title}: stopped by signal {number}; start it again to go on")
+        raise SystemExit(128 + number)
     return {job: over[job] for job in jobs}
 
 
@@ -252,8 +254,8 @@ class Fork:
     def poll(self) -> int | None:
         return self.process.exitcode
 
-    def wait(self, timeout: float | None = None) -> None:
-        self.process.join(timeout)
+    def wait(self) -> None:
+        self.process.join()
 
 
 @contextmanager
@@ -265,6 +267,7 @@ def environment_of_copies(environment: dict) -> Iterator[None]:
     library = None if os.environ.get("LD_PRELOAD") else tcmalloc()
     os.environ.update(environment, **({"LD_PRELOAD": library} if library else {}))
     _environment.update(environment)
+    resource_tracker.ensure_running()  # whose start would unblock SIGTERM
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # which it keeps, and we do not
     try:
         yield
@@ -289,14 +292,19 @@ def run_tupe(words: tuple, log: str, environment: dict) -> None:
     runpy.run_module("tupe", run_name="__main__", alter_sys=True)
 
 
-def end(processes: list, seconds: float) -> None:
-    """Ask processes, and all that they started, to end; kill what is left after so many seconds."""
+def is_second(received: list) -> bool:
+    """Whether the last of these signals, (number, second), is another request than the first."""
+    return bool(received) and received[-1][1] - received[0][1] > stop.ONE_REQUEST
+
+
+def end(processes: list, at_once: Callable[[], bool] = lambda: False) -> None:
+    """Ask processes, and all that they started, to end; kill what is left after SECONDS_TO_END, or `at_once`."""
     for process in processes:
         kill(process, signal.SIGTERM)
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS_TO_END
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline and not at_once():
+        time.sleep(0.05)
     for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0, deadline - time.monotonic()))
         kill(process)
         process.wait()
 
