@@ -94,8 +94,7 @@ def test_what_is_no_better_than_one_answer_is_marked(tmp_path):
     assert tupe["RTE"] == "75.50" and tupe["STS-B"] == "0.50"
     bert, tupe = rows_of(scores, "ours")
     assert NO_BETTER in bert["RTE accuracy"] and NO_BETTER not in tupe["RTE accuracy"]
-    page = write_report(collect([tmp_path]), tmp_path / "report").read_text()
-    assert page.count(f">75.00{NO_BETTER}<") == 1
+    assert f"**75.00{NO_BETTER}**" in write_report(collect([tmp_path]), tmp_path / "report").read_text()
 
 
 @pytest.mark.parametrize(("value", "mark"), [(50.0, True), (49.0, True), (50.01, False)])
@@ -116,7 +115,6 @@ def test_failed_runs_are_in_the_table_of_configurations(tmp_path):
     assert best[0][2:] == ["60.00", "61.00", "62.00", "61.00", "1.00"]
     assert best[1][2:] == ["90.00", "failed", "failed", "90.00", "?"]
     assert best[2][2:] == ["failed", "", "", "", ""]
-    assert "of 7 runs" in write_report(collection, tmp_path / "report").read_text()  # with their command lines
 
 
 def test_a_task_whose_runs_all_failed_is_in_the_tables(tmp_path):
@@ -126,8 +124,8 @@ def test_a_task_whose_runs_all_failed_is_in_the_tables(tmp_path):
     table, scores = tables_of(tmp_path)
     assert [row["CoLA"] for row in rows_of(table, "ours")] == ["60.00", "failed"]
     assert [row["CoLA matthews"] for row in rows_of(scores, "ours")] == ["60.00 ± ?", "failed"]
-    page = write_report(collect([tmp_path]), tmp_path / "report").read_text()
-    assert page.count("<caption>CoLA matthews</caption>") == 2
+    text = write_report(collect([tmp_path]), tmp_path / "report").read_text()
+    assert text.count("\nCoLA matthews\n") == 2
 
 
 def test_variants_of_an_architecture_are_models_of_their_own(tmp_path):
@@ -168,17 +166,16 @@ def test_table_of_correlations_has_gaps(tmp_path):
     assert table.header == ["property", "RTE accuracy"]
     assert [cells for _, cells in table.rows] == [["up", "+0.99"], ["same", ""]]
     for some, shown in ((probed, True), (dict(list(probed.items())[:2]), False)):
-        page = write_report(collect([tmp_path]), tmp_path / "report", some).read_text()
-        assert "Properties" in page and ("Pearson correlation" in page) == shown
+        text = write_report(collect([tmp_path]), tmp_path / "report", some).read_text()
+        assert "Properties" in text and ("Pearson correlation" in text) == shown
 
 
 def test_inputs_that_were_cut_are_counted(tmp_path):
     write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, shortened={"train": 3, "valid": 1})
     write_run(tmp_path / "b", "CoLA", 2e-5, 1, 60.0)
-    page = write_report(collect([tmp_path]), tmp_path / "report").read_text()
-    text = (tmp_path / "report/report.md").read_text()
+    text = write_report(collect([tmp_path]), tmp_path / "report").read_text()
     assert "| tupe_r @ 1M | RTE | train | 3 |" in text and "| RTE | valid | 1 |" in text
-    assert "Inputs that were cut" in page
+    assert "Inputs that were cut" in text
 
 
 # ----------------------------------------------------------------------------------------------------------- pictures
@@ -229,25 +226,21 @@ def test_several_checkpoints_of_a_run_give_the_pretraining_figure(tmp_path, draw
 # -------------------------------------------------------------------------------------------------------------- pages
 
 
-def test_both_forms_of_the_report(tmp_path):
+def test_the_report_is_one_page_with_its_pictures(tmp_path):
     write_runs(tmp_path / "a", ["RTE", "CoLA"], {2e-5: [80.25, 80.5, 81.0], 5e-5: [70.0]})
-    write_run(tmp_path / "b", "RTE", 9e-5, 1, 1.0, state="failed", failure={"reason": "<out> of memory", "status": 1})
+    write_run(tmp_path / "b", "RTE", 9e-5, 1, 1.0, state="failed", failure={"reason": "out of memory", "status": 1})
     result = CliRunner().invoke(
         main, ["report", str(tmp_path / "a"), str(tmp_path / "b"), f"--output={tmp_path}/report"]
     )
     assert result.exit_code == 0, result.output
-    page = (tmp_path / "report" / "index.html").read_text()
-    markdown = (tmp_path / "report" / "report.md").read_text()
-    for text in (page, markdown):
-        assert "tupe_r @ 1M" in text and "8 finished runs, 1 failed, 0 missing" in text and "ICLR 2021, Table 1" in text
-        assert all(label in text for label in ("best epoch of each run", "last epoch of each run", "Failed (1)"))
-        assert "None" not in text
-    assert "tupe finetune --a &#39;&lt;b&gt;&#39;" in page and "&lt;out&gt; of memory" in page
-    assert "<b>" not in page and "http" not in page, "the page escapes what runs say, and loads nothing"
-    linked = re.findall(r"!\[.*?\]\((.*?)\)", markdown)
-    assert len(linked) == page.count("data:image/png;base64,") == 2
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "tupe_r @ 1M" in text and "8 finished runs, 1 failed, 0 missing" in text and "ICLR 2021, Table 1" in text
+    assert all(label in text for label in ("best epoch of each run", "last epoch of each run", "Failed (1)"))
+    assert "out of memory" in text and "None" not in text
+    linked = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    assert len(linked) == 2
     assert all((tmp_path / "report" / name).read_bytes().startswith(b"\x89PNG") for name in linked)
-    for line in re.findall(r"^\|.*$", markdown, flags=re.M):
+    for line in re.findall(r"^\|.*$", text, flags=re.M):
         assert "|  |" not in line, "an empty cell is a dash"
 
 

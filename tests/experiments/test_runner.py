@@ -254,10 +254,10 @@ def test_a_signal_is_not_lost_while_the_first_copy_begins(monkeypatch):
     """That takes seconds."""
     monkeypatch.setattr(runner, "_environment", {})
     received = []
-    with stop.handled(runner.GROUP_SIGNALS, lambda number, frame: received.append(number)):
-        with runner.environment_of_copies({}):
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert not received
+    handler = stop.handled(runner.GROUP_SIGNALS, lambda number, frame: received.append(number))
+    with handler, runner.environment_of_copies({}):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not received
     assert received == [signal.SIGTERM]
 
 

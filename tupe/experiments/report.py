@@ -1,6 +1,5 @@
-"""Tables, curves and one page of collected fine-tuning runs beside the published numbers: `tupe report`."""
+"""Tables and curves of collected fine-tuning runs beside the published numbers: `tupe report`."""
 
-import base64
 import statistics
 from collections import defaultdict
 from collections.abc import Container, Sequence
@@ -8,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import jinja2
 from matplotlib.ticker import MaxNLocator
 
 from ..common import options, plotting
 from ..common.architectures import split_size
 from ..common.glue import TASKS
-from ..common.record import Record, write_atomically
+from ..common.record import write_atomically
 from ..common.tables import TextTable
 from .runs import EPOCHS, Collection, Model, collect, with_unit
 from .summary import (
@@ -61,7 +59,9 @@ def paper_tables(summaries: dict, all_failed: Container[tuple] = (), baselines: 
 def _paper_table(table, ours, summaries, all_failed, baselines):
     columns = [c for c in COLUMNS if c in PAPER_COLUMNS or any(c in row for row in ours.values())]
     shared = [c for c in PAPER_COLUMNS if all(c in row for row in ours.values())]
-    means = [PAPER_COLUMNS] + [shared] * (1 < len(shared) < len(PAPER_COLUMNS))  # columns of each average
+    means = [PAPER_COLUMNS]  # columns of each average
+    if 1 < len(shared) < len(PAPER_COLUMNS):
+        means.append(shared)
     rows = []
 
     def add(kind, name, cells, averages=None):
@@ -108,7 +108,7 @@ def number(value: float | None) -> str:
 def marked(value: float, baseline: float | None, spread: str = "") -> str:
     """A score and its spread, marked where the score is no better than the baseline (None: not known)."""
     is_better = baseline is None or value > baseline + 1e-9
-    return f"{number(value)}{spread}" + NO_BETTER * (not is_better)
+    return f"{number(value)}{spread}{'' if is_better else NO_BETTER}"
 
 
 def deviation(values: Sequence[float]) -> str:
@@ -118,11 +118,13 @@ def deviation(values: Sequence[float]) -> str:
 def metric_table(summaries: dict, all_failed: Container[tuple] = (), baselines: dict | None = None) -> TextTable:
     """Every score of the best configurations, mean and standard deviation over seeds. See `paper_tables`."""
     shared, columns, baselines = mean_columns(summaries), score_columns(summaries), baselines or {}
-    names = [mean_name(shared)] * bool(shared) + [score_name(column) for column in columns]
+    names = [score_name(column) for column in columns]
+    if shared:
+        names.insert(0, mean_name(shared))
     single = {score_name(column): baselines[column] for column in columns if column in baselines}
     if shared and all(column in baselines for column in shared):
         single[mean_name(shared)] = statistics.mean(baselines[column] for column in shared)
-    rows = [("majority", ["majority", *(number(single.get(name)) for name in names)])] * bool(single)
+    rows = [("majority", ["majority", *(number(single.get(name)) for name in names)])] if single else []
     for model, lists in score_lists(summaries).items():
         cells = {score_name(column): "failed" for column in columns if (model, column[0]) in all_failed}
         for name, values in lists.items():
@@ -216,11 +218,6 @@ class Picture:
     def file_name(self) -> str:
         return self.name.replace(" ", "_") + ".png"
 
-    @property
-    def data(self) -> str:
-        """The picture as text, for a page without further files."""
-        return base64.b64encode(self.png).decode()
-
 
 def learning_curves(collection: Collection, summaries: dict, task: str, baselines: dict) -> Picture:
     """First metric against epoch: of every model, the median over the seeds of its chosen learning rate."""
@@ -299,13 +296,10 @@ CORRELATIONS = (
 
 @dataclass
 class Section:
-    """blocks: texts, Tables, Pictures, Entries and Sections. folded: closed at first on the page. page_only: too long
-    for the Markdown."""
+    """blocks: texts, tables, Pictures, Entries and Sections."""
 
     title: str
     blocks: list
-    folded: bool = False
-    page_only: bool = False
 
 
 @dataclass
@@ -316,7 +310,7 @@ class Entries:
 
 
 def sections(collection: Collection, probed: dict | None = None, losses: dict | None = None) -> list:
-    """The report, for both of its forms. probed: see `properties`; losses: see `pretraining`."""
+    """The sections of the report. probed: see `properties`; losses: see `pretraining`."""
     summaries = {epoch: summarise(collection.finished, epoch) for epoch in EPOCHS}
     baselines, best = majority(collection.finished), summaries["best"]
     report = []
@@ -324,7 +318,7 @@ def sections(collection: Collection, probed: dict | None = None, losses: dict | 
         report.append(Section("The pre-trained models", [pretraining_table(losses)]))
     for epoch, label in EPOCHS.items():
         scores = score_sections(summaries[epoch], label, collection.all_failed(), baselines)
-        report += scores if epoch == "best" else [Section(f"The same at the {label}", scores, folded=True)]
+        report += scores if epoch == "best" else [Section(f"The same at the {label}", scores)]
     if probed:
         blocks = [property_table(probed)]
         if len(probed) > 2:
@@ -332,11 +326,6 @@ def sections(collection: Collection, probed: dict | None = None, losses: dict | 
         report.append(Section("Properties of the position encodings", blocks))
     if best:
         report.append(Section("Uncertainty", [UNCERTAINTY, *uncertainty_tables(collection, best, "best")]))
-    tried = defaultdict(dict)  # {model: its tasks}, those too of which every run failed
-    for model, task, *_ in sorted([*collection.finished, *collection.broken]):
-        tried[model][task] = configuration_table(model, task, collection)
-    parts = [Section(str(model), [*tables.values()], folded=True) for model, tables in tried.items()]
-    report.append(Section("Every configuration", parts, page_only=True))
     report.append(Section("Score against pre-training", pretraining_curves(best)))
     tasks = dict.fromkeys(key[1] for key in sorted(collection.finished))
     curves = [learning_curves(collection, best, task, baselines) for task in tasks]
@@ -347,30 +336,22 @@ def sections(collection: Collection, probed: dict | None = None, losses: dict | 
     for title in ("Failed", "Missing", "Left out"):
         entries = [(folder, [reason]) for folder, reason in getattr(collection, title.lower().replace(" ", "_"))]
         report.append(Section(f"{title} ({len(entries)})", [Entries(entries)] if entries else []))
-    runs = sorted([*collection.finished.values(), *collection.broken.values()], key=lambda run: run.key)
-    title = f"Commands, versions and commits of {len(runs)} runs"
-    facts = Entries([(run.folder, [run.record.command, facts_of(run.record)]) for run in runs])
-    report.append(Section(title, [facts], folded=True, page_only=True))
+    tried = defaultdict(dict)  # {model: its tasks}, those too of which every run failed
+    for model, task, *_ in sorted([*collection.finished, *collection.broken]):
+        tried[model][task] = configuration_table(model, task, collection)
+    models = [Section(str(model), [*tables.values()]) for model, tables in tried.items()]
+    report.append(Section("Every configuration", models))
     return [section for section in report if section.blocks]
 
 
 def score_sections(summaries: dict, label: str, all_failed: Container[tuple], baselines: dict) -> list:
     """The paper's tables and all scores, of one of EPOCHS."""
-    legend = [MAJORITY] * bool(baselines)
-    parts = [
+    legend = [MAJORITY] if baselines else []
+    tables = [
         Section(f"{title}: {label}", [f"Published rows: {source}. {WHICH_EPOCH}", *legend, table])
         for title, source, table in paper_tables(summaries, all_failed, baselines)
     ]
-    return [*parts, Section(f"All scores: {label}", [SPREAD, *legend, metric_table(summaries, all_failed, baselines)])]
-
-
-def facts_of(run: Record) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    facts = f"commit {run.commit}; {versions}; {run.device}; {run.started_at} to {run.finished_at}"
-    for change in run.changes:
-        names = ", ".join(name for name in change if name != "num_updates")
-        facts += f"; resumed after {change['num_updates']} updates with another {names}"
-    return facts
+    return [*tables, Section(f"All scores: {label}", [SPREAD, *legend, metric_table(summaries, all_failed, baselines)])]
 
 
 def shortened_table(collection: Collection) -> TextTable:
@@ -387,18 +368,18 @@ def shortened_table(collection: Collection) -> TextTable:
 def counts(collection: Collection) -> str:
     numbers = [f"{len(collection.finished)} finished runs", f"{len(collection.failed)} failed"]
     numbers.append(f"{len(collection.missing)} missing")
-    return ", ".join(numbers + [f"{len(collection.left_out)} left out"] * bool(collection.left_out))
+    if collection.left_out:
+        numbers.append(f"{len(collection.left_out)} left out")
+    return ", ".join(numbers)
 
 
-# ------------------------------------------------------------------------------------------------------- the two forms
+# ------------------------------------------------------------------------------------------------------------- writing
 
 
 def markdown(report: list, level: int = 2) -> str:
     """The sections as Markdown that names the files of its pictures."""
     lines = []
     for section in report:
-        if section.page_only:
-            continue
         lines += [f"{'#' * level} {section.title}", ""]
         for block in section.blocks:
             match block:
@@ -415,17 +396,10 @@ def markdown(report: list, level: int = 2) -> str:
     return "\n".join(lines)
 
 
-def page(report: list, introduction: list[str]) -> str:
-    """The sections as one self-contained page."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    template = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return template.get_template("report.html").render(sections=report, introduction=introduction)
-
-
 def write_report(
     collection: Collection, output: str | Path, probed: dict | None = None, losses: dict | None = None
 ) -> Path:
-    """Write index.html, report.md with its pictures, and runs.csv into the folder `output`; returns the page's path.
+    """Write report.md with its pictures, and runs.csv, into the folder `output`; returns the path of report.md.
 
     probed: what `properties` returns, shown with their correlations with the scores. losses: what `pretraining`
     returns, shown with a verdict.
@@ -440,19 +414,18 @@ def write_report(
     write_atomically(output / "runs.csv", run_table(collection).csv())
     text = "\n\n".join(["# Fine-tuning report", *introduction, markdown(report)])
     write_atomically(output / "report.md", text)
-    write_atomically(output / "index.html", page(report, introduction))
-    return output / "index.html"
+    return output / "report.md"
 
 
 @click.command(cls=options.QuietCommand)
 @click.argument("runs", nargs=-1, required=True, type=options.FOLDER, metavar="FOLDER ...")
-@options.output("The folder to write: index.html, report.md and runs.csv.")
+@options.output("The folder to write: report.md with its pictures, and runs.csv.")
 @click.option("--properties", "with_properties", is_flag=True, help="Probe the pre-trained checkpoints too.")
 @click.option("--pretraining", "with_losses", is_flag=True, help="Show masked-LM losses beside the unigram entropy.")
 @options.data("The pre-training data, for these two (default: the checkpoint's own).", required=False)
 def command(runs, output, with_properties, with_losses, data):
-    """Fine-tuning runs in one page beside the published numbers. FOLDER: of a run, of a sweep, or of several; all that
-    is in it is looked through."""
+    """Fine-tuning runs beside the published numbers, in one Markdown page. FOLDER: of a run, of a sweep, or of several;
+    all that is in it is looked through."""
     collection = collect(runs)
     models = collection.models()
     probed = properties(models, data) if with_properties else None
