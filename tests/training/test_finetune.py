@@ -112,15 +112,15 @@ def test_predictions_for_the_server(whole, small, learnable, tmp_path):
 def test_a_signal_stops_at_a_whole_update_and_the_run_resumes_exactly(small, learnable, whole, tmp_path, monkeypatch):
     from tupe.training import finetune as tuning
 
-    step = tuning.Finetuning.training_step
+    update = tuning.Finetuning.update
 
-    def training_step(self, *args, **kwargs):
-        if self.state.global_step == 2:
+    def stopped(self, samples):
+        if self.done == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, *args, **kwargs)
+        update(self, samples)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tuning.Finetuning, "training_step", training_step)
+        patch.setattr(tuning.Finetuning, "update", stopped)
         assert ended(begin(learnable, small, tmp_path)) == STOPPED
     assert list(checkpoints(tmp_path)) == [2] and not (tmp_path / "model.safetensors").exists()
     assert ended(begin(learnable, small, tmp_path)) == 0

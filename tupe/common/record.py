@@ -263,7 +263,7 @@ def updates_of(folder: str | Path) -> int:
     if number := re.fullmatch(r"checkpoint-(\d+)", Path(folder).resolve().name):
         return int(number[1])
     try:
-        return int(json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))["global_step"])
+        return int(json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))["updates"])
     except (OSError, ValueError, KeyError, TypeError):  # an export
         pass
     about = read(folder)

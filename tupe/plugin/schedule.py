@@ -15,6 +15,8 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
+from ..common.rates import constant
+
 SCHEDULE = "polynomial_decay_ratio"
 
 
@@ -76,11 +78,8 @@ class ConstantCooldown(FairseqLRScheduler):
 
     def step_update(self, num_updates: int) -> float:
         """Set and return the rate of the update after `num_updates` updates (of the first one: as of the second)."""
-        cfg, factor = self.cfg, 1.0
-        if num_updates < cfg.warmup_updates:
-            factor = max(num_updates, 1) / cfg.warmup_updates
-        elif (left := cfg.total_num_update - num_updates) < cfg.cooldown_updates:
-            factor = max(left, 0) / cfg.cooldown_updates
+        cfg = self.cfg
+        factor = constant(num_updates, cfg.warmup_updates, cfg.cooldown_updates, cfg.total_num_update)
         self.optimizer.set_lr(factor * cfg.lr[0])
         return self.optimizer.get_lr()
 

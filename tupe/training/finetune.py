@@ -1,11 +1,10 @@
-"""Fine-tuning on GLUE through transformers' Trainer, with the numbers of the first engine."""
+"""Fine-tuning on GLUE by the second engine, with the numbers of the first."""
 
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import TrainingArguments
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ..common.glue import TASKS, glue_name, score, write_predictions
@@ -15,7 +14,7 @@ from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
 from ..modeling_tupe import TupeForSequenceClassification
 from .glue import Examples, collate
-from .pretrain import Training
+from .loop import Place, Training
 from .recipe import Recipe
 from .run import Run
 
@@ -73,7 +72,7 @@ class Finetuning(Training):
     unit = 1.0  # nats, or a squared error
 
     def __init__(
-        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
+        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, place: Place, updates: int,
         start: int,
     ):  # fmt: skip
         self.name = glue_name(recipe["glue_task"], data)
@@ -81,7 +80,7 @@ class Finetuning(Training):
         splits = {split: Examples(folder, split, longest) for split in recipe["valid_subset"].split(",")}
         train = Examples(folder, recipe["train_subset"], longest)
         model = new_model(recipe, self.name)
-        super().__init__(model, train, splits, collate, recipe, data, longest, run, args, updates, start)
+        super().__init__(model, train, splits, collate, recipe, data, longest, run, place, updates, start)
         parts = {recipe["train_subset"]: train, **splits}
         run.record.shortened = {split: part.shortened for split, part in parts.items() if part.shortened}
 
@@ -90,7 +89,7 @@ class Finetuning(Training):
         loss, predictions = self.measure(dataset, batches)
         metrics = TASKS[self.name].metrics
         scores = {"loss": loss, **score(metrics, [predictions[i] for i in range(len(dataset))], dataset.targets)}
-        best = self.run.add_scores(self.epoch(), self.state.global_step, split, scores)
+        best = self.run.add_scores(self.epoch(), self.done, split, scores)
         if split == next(iter(self.splits)):
             self.is_best = best
         if self.run.writes:

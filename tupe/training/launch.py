@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 
 import click
-import torch
 import yaml
 
 from ..common import console, limits, pace, record
@@ -141,7 +140,9 @@ def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> 
     `Refusal`, see `active.refuse`.
     """
     from .finetune import Finetuning  # only here: these import transformers, which takes seconds
-    from .pretrain import Pretraining, arguments
+    from .loop import join
+    from .pretrain import Pretraining
+    from .trackers import check_trackers
 
     check_environment(processes)
     settled, folder = settle(recipe, processes=processes, data=data, **plan)
@@ -149,11 +150,13 @@ def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> 
     try:
         with stoppable(), pace.told(yes):
             updates = _length(settled, data, symbols, processes)
-            args = arguments(settled, folder, updates, plan["gpus"])  # joins the other processes
-            about = new_record(settled, data, symbols, processes)
-            run = Run(about, folder, args.process_index == 0, DEFAULTS, processes, args.use_cpu)
-            if args.world_size > 1:
-                torch.distributed.barrier()  # the first has tidied up the folder
+            check_trackers(settled)
+            if settled["ddp_backend"] == "fully_sharded" and processes == 1:
+                raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
+            place = join(plan["gpus"], settled["cpu"], processes)
+            about, on_cpu = new_record(settled, data, symbols, processes), place.device.type == "cpu"
+            run = Run(about, folder, place.rank == 0, DEFAULTS, processes, on_cpu)
+            place.wait()  # the first has tidied up the folder
             start, checkpoint = newest(folder)
             finished = run.earlier and run.earlier.state == "finished"
             if finished and (start >= updates or run.earlier.budget == about.budget):  # even if only the model is left
@@ -168,14 +171,13 @@ def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> 
             if start > updates:
                 record.unlock(folder)
                 raise ValueError(f"{folder} has {start} updates already; valid: at least {start}, or another folder")
-            about.versions |= {name: metadata.version(name) for name in ("transformers", "accelerate")}
+            about.versions |= {name: metadata.version(name) for name in ("transformers", "safetensors")}
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint
                     kind = Finetuning if settled.kind is FINETUNING else Pretraining
                     if run.writes:
-                        pace.expect(updates, args.use_cpu)
-                    trainer = kind(settled, data, symbols, run, args, updates, start)
-                    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+                        pace.expect(updates, on_cpu)
+                    kind(settled, data, symbols, run, place, updates, start).train(checkpoint)
                 if run.writes and settled.kind is PRETRAINING:
                     publish(newest(folder)[1], folder)
     except Exception as error:
@@ -202,7 +204,7 @@ def _length(settled, data, symbols, processes):
 @click.option("--command", required=True)
 @click.option("--plan", required=True)
 def main(command, plan):
-    warnings.simplefilter("ignore", FutureWarning)  # of accelerate and DeepSpeed, about each other and torch
+    warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
     sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
     with console.logged():
         train(**json.loads(plan))

@@ -31,7 +31,7 @@ COMMON = {  # "section.key" -> the default where a recipe does not say, which is
 }  # fmt: skip
 COMMON_PARTS = {
     "optimizer._name": ("adam", "adamw_fused"), "model.autocast": ("none", "bf16"),
-    "distributed_training.ddp_backend": ("pytorch_ddp", "fully_sharded", "deepspeed"),
+    "distributed_training.ddp_backend": ("pytorch_ddp", "fully_sharded"),
 }  # fmt: skip
 ALWAYS_SO = {  # in the recipes for fairseq's sake: this engine knows no other way, or has no use for them
     "common.user_dir", "common.log_format", "common.fp16_init_scale", "common.fp16_scale_window",

@@ -18,12 +18,10 @@ from ..common.safe_load import read_config
 logger = logging.getLogger("tupe.training")
 
 PARTIAL = "partial"  # a folder in a run's, of what is being written
-STATE = "trainer_state.json"
+STATE = "training.json"  # of a checkpoint: its number of updates, and what was logged until then
+OPTIMIZER = "optimizer.pt"
 SUMS = "SHA256SUMS"
-NOT_THE_MODEL = (
-    "optimizer", "scheduler", "scaler", "rng_state", "training_args", "global_step", "pytorch_model_fsdp", "latest",
-    "zero_to_", SUMS,
-)  # fmt: skip
+NOT_THE_MODEL = OPTIMIZER, SUMS
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
@@ -121,7 +119,7 @@ def foreign(folder: Path) -> str | None:
         return None
     if there := checkpoints(folder).values():
         return next((path.name for path in there if not _is_ours(path)), None)
-    models = ("config.json", "*.safetensors", "pytorch_model*.bin", "checkpoint*.pt")
+    models = ("config.json", "*.safetensors", "pytorch_model*.bin", "checkpoint*.pt", "checkpoint-*")
     return next((path.name for pattern in models for path in sorted(folder.glob(pattern))), None)
 
 
