@@ -612,8 +612,11 @@ def test_what_it_does_not_have_is_refused_by_name(words, message, data, tmp_path
 
 @pytest.mark.parametrize(
     "name",
-    ["checkpoint-5/trainer_state.json", "checkpoint-5/training.json", "config.json", "my.safetensors", "checkpoint_last.pt"],
-)
+    [
+        "checkpoint-5/trainer_state.json", "checkpoint-5/training.json", "config.json", "own.safetensors",
+        "checkpoint_last.pt",
+    ],
+)  # fmt: skip
 def test_a_folder_of_another_program_is_left_alone(name, data, tmp_path):
     """One without a record: a model, or checkpoints of anybody's Trainer, which this one would go on from."""
     file, own = tmp_path / "run" / name, tmp_path / "run" / "partial" / "notes.txt"
