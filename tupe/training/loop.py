@@ -82,8 +82,7 @@ def join(gpus: int, cpu: bool, processes: int) -> Place:
 
 
 def parallel(model: nn.Module, place: Place, sharded: bool) -> nn.Module:
-    """The model on its device and, with several processes, wrapped: DDP gives each all of it, FSDP2 (sharded) a part.
-    """
+    """The model on its device. Of several processes, DDP gives each all of it, FSDP2 (sharded) a part."""
     model = model.to(place.device)
     if sharded:
         from torch.distributed.fsdp import fully_shard  # only here: PyTorch 2.6 or later
@@ -251,13 +250,16 @@ class Training:
         loss = total / max(count, 1) / self.unit
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} at update {self.done}")
-        self.tell("train", {"loss": loss, "grad_norm": float(self.norm), "learning_rate": self.rate})
+        norm, values = float(self.norm), {"loss": loss, "learning_rate": self.rate}
+        if math.isfinite(norm):  # else --fp16 left the update out
+            values["grad_norm"] = norm
+        self.tell("train", values)
         pace.spoke()
         speed = (self.done - self.start) / max(time.monotonic() - self.began, 1e-9)
         left = round((self.updates - self.done) / max(speed, 1e-9))
         if self.run.writes:
             logger.info(
-                f"update {self.done}/{self.updates}: loss {loss:.3f}, gradient norm {float(self.norm):.3f}, lr "
+                f"update {self.done}/{self.updates}: loss {loss:.3f}, gradient norm {norm:.3f}, lr "
                 f"{self.rate:.4g}, {speed:.2f} updates/s, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
             )
 
@@ -340,7 +342,7 @@ class Training:
         for name, content in self.files.items():
             write_atomically(partial / name, content)
         torch.save(state, partial / OPTIMIZER)
-        write_atomically(partial / STATE, json.dumps({"updates": self.done, "log": self.log}))
+        write_atomically(partial / STATE, json.dumps({"updates": self.done, "log": self.log}, allow_nan=False))
         if self.is_best:
             publish(partial, self.run.folder)
         seal(partial)
