@@ -172,6 +172,20 @@ def build(arch="tupe_r_tiny", dictionary=None, **options):
     return ARCH_MODEL_REGISTRY[arch](config, dictionary or make_dictionary())
 
 
+def build_masked_lm(arch="tupe_r_tiny", types=54, **options):
+    """A model of transformers, as evaluations take it, in evaluation mode, with the same weights in every call."""
+    from tupe.common.architectures import preset
+    from tupe.configuration_tupe import NAMES, TupeConfig
+    from tupe.encoder import ModelConfig
+    from tupe.modeling_tupe import TupeForMaskedLM
+
+    core = ModelConfig(**{**preset(arch), **options})
+    config = TupeConfig(vocab_size=types, **{theirs: getattr(core, ours) for ours, theirs in NAMES.items()})
+    config.mask_token_id = types - 1
+    torch.manual_seed(0)
+    return TupeForMaskedLM(config).eval()
+
+
 # ----------------------------------------------------------------------------------------------------------- training
 
 

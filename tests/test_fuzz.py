@@ -18,6 +18,7 @@ import torch
 from helpers import HEADERS, MNLI, ROWS, least_checkpoint, mnli_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tupe.plugin.gate import read_checkpoint
 
 from tupe import positions
 from tupe.common import record
@@ -25,7 +26,6 @@ from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import read_paradigms
-from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import canonical
 

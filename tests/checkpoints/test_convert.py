@@ -16,6 +16,7 @@ import torch
 from click.testing import CliRunner
 from fairseq.data import Dictionary
 from helpers import our_checkpoint
+from tupe.plugin.gate import read_checkpoint
 
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
@@ -24,7 +25,6 @@ from tupe.cli import main
 from tupe.common.architectures import SIZES, with_size
 from tupe.common.safe_load import OLD_METERS, load_safely
 from tupe.encoder import ModelConfig
-from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 

@@ -8,10 +8,10 @@ import torch
 from click.testing import CliRunner
 from helpers import load
 from safetensors.torch import load_file, save_file
+from tupe.checkpoints.folders import as_file, contents_of
 
 from tupe.checkpoints.convert import convert
 from tupe.checkpoints.export import export
-from tupe.checkpoints.folders import as_file, contents_of
 from tupe.cli import main
 from tupe.evaluation.loading import load_model
 

@@ -23,11 +23,11 @@ def use(folder):
     from fairseq import options
     from fairseq.data import Dictionary
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from tupe.plugin.gate import read_checkpoint
 
     import tupe.plugin
     from tupe.checkpoints import convert, export, files
     from tupe.plugin import pretrained
-    from tupe.plugin.gate import read_checkpoint
     from tupe.plugin.model import core_config
 
     assert Path(tupe.plugin.__file__).is_relative_to(folder)

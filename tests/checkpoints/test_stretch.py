@@ -4,10 +4,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 from helpers import load, pretrain_arguments, train
+from tupe.plugin.gate import read_checkpoint
 
 from tupe.checkpoints.stretch import command, stretch
 from tupe.evaluation.loading import load_model
-from tupe.plugin.gate import read_checkpoint
 
 OLD, NEW = 24, 46  # every second position of the new table, counted from the first word, is an old one
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from helpers import PLUGIN, load, make_dictionary, pretrain_arguments, train, write_data
+from tupe.plugin.gate import read_checkpoint
 
 from tupe.checkpoints.stretch import stretch
 from tupe.checkpoints.swap import command, dictionary_of, swap_position
 from tupe.evaluation.loading import load_model
-from tupe.plugin.gate import read_checkpoint
 
 ROOT = PLUGIN.parent
 

@@ -67,7 +67,9 @@ def of_checkpoint(folder: str) -> dict:
     weights = [path for path in sorted(Path(folder).iterdir()) if path.suffix in (".safetensors", ".bin")]
     if not weights:
         raise ValueError(f"{folder} holds no model: it has no model.safetensors")
+    made_from = Path(folder, record.MADE_FROM)
+    named = made_from.read_text(encoding="utf-8") if made_from.is_file() else str(Path(folder).resolve())
     return {
-        "pretrained": str(Path(folder).resolve()), "pretrained_updates": record.updates_of(folder),
+        "pretrained": named, "pretrained_updates": record.updates_of(folder),
         "pretrained_weights": record.fingerprint(weights),
     }  # fmt: skip

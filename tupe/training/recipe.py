@@ -4,12 +4,18 @@ it refuses."""
 import ast
 import functools
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ..common import limits
-from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, named, preset, split_size, with_size
+from ..common.architectures import (
+    ELECTRA,
+    architecture_of,
+    named,
+    preset,
+    split_size,
+)
 from ..common.options import did_you_mean
 from ..common.recipes import check_preset, compose, resolved, value_of
 from ..common.safe_load import read_config
@@ -232,18 +238,6 @@ def config_of(folder: str) -> dict:
     if config.get("model_type") != "tupe":
         raise ValueError(f"{folder}: model_type is {config.get('model_type')!r}, not 'tupe'")
     return {ours: config[theirs] for ours, theirs in EXPORTED.items() if theirs in config}
-
-
-def architecture_of(model: ModelConfig) -> str:
-    """The name of the architecture that differs from a model in the fewest options that define it, of its very size or
-    else base."""
-
-    def differing(name):
-        other, sizes = asdict(ModelConfig(**preset(name))), {"layers", "width", "heads", "ffn"}
-        wrong = {option for option, value in asdict(model).items() if option not in FREE and value != other[option]}
-        return len(wrong - sizes), bool(wrong & sizes)
-
-    return min((with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES), key=differing)
 
 
 def _options(kind, words, recipe):
