@@ -18,9 +18,9 @@ import torch
 from helpers import HEADERS, MNLI, ROWS, least_checkpoint, mnli_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tupe.plugin.gate import read_checkpoint
 
 from tupe import positions
+from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
 from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tupe.plugin.gate import read_checkpoint
+from tupe.checkpoints.gate import read_checkpoint
 
 from lab import collect, training
 from lab.plan import PLAN, Trial, best_rates, final_losses, trials

@@ -169,7 +169,7 @@ def test_probe_table(runs, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_figures_are_reproducible(tmp_path, suffix):
-    logits = build_masked_lm("tupe_a_tiny", max_positions=8).encoder.positions.terms(8)[0][0].detach()
+    logits = build_masked_lm("tupe_a_tiny", max_positions=8).tupe.encoder.positions.terms(8)[0][0].detach()
     for name in ("a", "b"):
         plotting.save(figures.positional(logits), tmp_path / f"{name}.{suffix}")
     assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()

@@ -74,7 +74,5 @@ def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary,
     other.mkdir()
     first, *rest = (vocabulary / "dict.txt").read_text().splitlines()
     (other / "dict.txt").write_text("\n".join([*rest, first]) + "\n")
-    with pytest.raises(
-        ValueError, match=r"other/dict\.txt has as many types as the model's .*, but other ones"
-    ):
+    with pytest.raises(ValueError, match=r"other/dict\.txt has as many types as the model's .*, but other ones"):
         load_model(tmp_path / "words", other)

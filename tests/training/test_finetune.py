@@ -13,8 +13,8 @@ import torch
 from click.testing import CliRunner
 from helpers import ended, finetune, fork_tupe, table
 from safetensors.torch import load_file, save_file
-from tupe.checkpoints.folders import as_file
 
+from tupe.checkpoints.files import as_file
 from tupe.cli import main
 from tupe.common.record import REFUSED, STOPPED, fingerprint, read, updates_of
 from tupe.experiments.grid import Sweep

@@ -22,12 +22,11 @@ from fairseq import checkpoint_utils, models, options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import PLUGIN, our_checkpoint
 from omegaconf import OmegaConf
-from tupe.checkpoints.folders import as_file, contents_of
-from tupe.plugin.gate import STOCK, _registries, admit, is_ours, read_checkpoint
 
 from tupe.checkpoints.convert import from_released
 from tupe.checkpoints.export import export
-from tupe.checkpoints.files import average, configuration, new_checkpoint, strip
+from tupe.checkpoints.files import as_file, average, configuration, contents_of, new_checkpoint, strip
+from tupe.checkpoints.gate import STOCK, _registries, admit, is_ours, read_checkpoint
 from tupe.cli import main
 from tupe.evaluation.loading import load_model
 from tupe.plugin.model import TupeModel
