@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tupe.checkpoints.gate import read_checkpoint
 
 from lab import collect, training
 from lab.plan import PLAN, Trial, best_rates, final_losses, trials
 from lab.training import evaluate_and_prune, save_half
+from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
 from tupe.encoder import Encoder
 
