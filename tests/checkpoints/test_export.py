@@ -244,7 +244,7 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     scores = [{"split": "valid", "num_updates": n, "pearson": value} for n, value in ((5, 81.25), (9, 80))]
     Record("STS-B", splits=["valid"], metrics=["pearson"], scores=scores, command="tupe finetune").save(tmp_path)
-    trained = replace(read_model(checkpoint), updates=5, run=tmp_path)
+    trained = replace(read_model(checkpoint), updates=5, path=tmp_path)
     card = model_card(trained, tmp_path)
     assert "`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`" in card
     assert "`import tupe.hf; AutoModel.from_pretrained(FOLDER)`" in model_card(trained, tmp_path, code=False)

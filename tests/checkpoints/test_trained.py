@@ -13,7 +13,7 @@ from helpers import PLUGIN, load
 from safetensors.torch import load_file, save_file
 
 from tupe.checkpoints.export import export
-from tupe.checkpoints.files import as_file, as_folder, write_model
+from tupe.checkpoints.files import as_file, write_model
 from tupe.checkpoints.trained import fingerprint, read_model
 from tupe.cli import main
 from tupe.common.blocks import read_symbols
@@ -104,13 +104,10 @@ def test_a_file_is_made_anew_and_the_folder_stays_as_it_is(folder, tmp_path):
     assert not file.exists()
 
 
-def test_of_its_own_form_it_is_itself(pretrained, folder, vocabulary):
-    with as_file(pretrained) as file, as_folder(folder, vocabulary) as itself:
-        assert (file, itself) == (pretrained, folder)
-    assert file.exists() and itself.exists()
-    with as_folder(pretrained, vocabulary) as made:
-        assert read_model(made).updates == 2
-    assert not made.exists()
+def test_a_file_is_itself(pretrained):
+    with as_file(pretrained) as file:
+        assert file == pretrained
+    assert file.exists()
 
 
 WITHOUT = """

@@ -14,7 +14,6 @@ import click
 import torch
 
 from ..common import options as choices
-from ..common import record
 from ..common.safe_load import num_updates
 from .export import check_finite, export
 from .gate import read_checkpoint
@@ -77,21 +76,6 @@ def as_file(checkpoint: str | Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tupe-") as folder:
         save_atomically(state, file := Path(folder, "checkpoint.pt"))
         yield file
-
-
-@contextmanager
-def as_folder(checkpoint: str | Path, data: str | Path) -> Iterator[Path]:
-    """The folder of a checkpoint, for transformers to train from: of a file a temporary one. data: the folder of its
-    dict.txt."""
-    if Path(checkpoint).is_dir():
-        yield Path(checkpoint)
-        return
-    trained = read_model(checkpoint)
-    with tempfile.TemporaryDirectory(prefix="tupe-") as folder:
-        made = Path(folder, f"checkpoint-{trained.updates}")  # which tells the number of updates
-        export(trained, made, data, code=False)
-        (made / record.MADE_FROM).write_text(str(Path(checkpoint).resolve()), encoding="utf-8")
-        yield made
 
 
 def newest(folder: str | Path, count: int) -> list[Path]:

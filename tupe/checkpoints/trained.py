@@ -19,7 +19,7 @@ from ..common import record
 from ..common.architectures import architecture_of
 from ..common.blocks import read_symbols
 from ..common.glue import TASKS, Glue, glue_name, own_task
-from ..common.options import split_files
+from ..common.options import shorten_list, split_files
 from ..common.safe_load import NOT_OURS, load_safely, num_updates, read_config, tensors_of
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig, names_in
 from ..names import ELECTRA, split_size
@@ -40,7 +40,7 @@ class Trained:
     """weights: {name: tensor} of "encoder.", "lm_head." and "classification_heads.NAME."; of fairseq's checkpoints also
     the settings and the dictionary's fingerprint, and an ELECTRA's generator. cfg: what such a checkpoint says of its
     model, task and criterion. labels: {head: names of its classes}. layout: of a task with labels of its own. extra:
-    what a training noted. run: the folder whose record tells of the training."""
+    what a training noted. path: the file or folder that it was read from."""
 
     config: ModelConfig
     weights: dict[str, Tensor]
@@ -49,7 +49,12 @@ class Trained:
     labels: dict = field(default_factory=dict)
     layout: dict | None = None
     extra: dict = field(default_factory=dict)
-    run: Path | None = None
+    path: Path | None = None
+
+    @property
+    def run(self) -> Path | None:
+        """The folder whose record tells of the training."""
+        return self.path if self.path is None or self.path.is_dir() else self.path.parent
 
     @property
     def name(self) -> str:
@@ -130,22 +135,22 @@ class Trained:
                 raise ValueError(f"an export cannot hold {key}")
         return tensors
 
-    def model(self, kind: type | None = None, head: str | None = None) -> Any:
-        """A model of transformers in evaluation mode, in float32: a `kind`, by default a `TupeForMaskedLM`. What the
-        weights lack of its head is new, and named in its `missing`. Raises ValueError for other weights."""
+    def model(self, kind: type | None = None, head: str | None = None, **settings: Any) -> Any:
+        """A model of transformers in evaluation mode, in float32: a `kind`, by default a `TupeForMaskedLM`. settings:
+        what its configuration says otherwise. Its head is new if the weights have none. Raises ValueError for other
+        weights."""
         from ..configuration_tupe import TupeConfig
         from ..modeling_tupe import TupeForMaskedLM
 
-        model = (kind or TupeForMaskedLM)(TupeConfig(**self.settings(head)))
+        model = (kind or TupeForMaskedLM)(TupeConfig(**{**self.settings(head), **settings}))
         try:
             found = model.load_state_dict(self.tensors(head), strict=False)
         except RuntimeError as error:  # of other sizes
-            raise ValueError(f"the tensors are not those of the model: {' '.join(str(error).split())[:200]}") from None
-        model.missing = [key for key in found.missing_keys if key != "decoder.weight"]  # which is tied
+            what = " ".join(str(error).split())[:200]
+            raise ValueError(f"{self.path} cannot be loaded: its tensors are not those of its model: {what}") from None
         model.base_model.encoder.config.places = self.config.places  # which transformers' configuration does not name
-        of_encoder = [key for key in (*model.missing, *found.unexpected_keys) if key.startswith("tupe.")]
-        if of_encoder:
-            raise ValueError(f"the tensors are not those of the model: {', '.join(of_encoder[:5])}")
+        if wrong := [key for key in (*found.missing_keys, *found.unexpected_keys) if key.startswith("tupe.")]:
+            raise ValueError(f"{self.path} cannot be loaded: its tensors are not its model's: {shorten_list(wrong)}")
         return model.float().eval()
 
     # ------------------------------------------------------------------------------------------------------ fairseq
@@ -209,7 +214,7 @@ def of_state(state: dict, path: str | Path) -> Trained:
     kept = state.get("task_state") or {}
     return Trained(
         config, weights, state["cfg"], num_updates(state), kept.get("labels") or {}, kept.get("layout"),
-        dict(state["extra_state"]), Path(path).parent,
+        dict(state["extra_state"]), Path(path),
     )  # fmt: skip
 
 
@@ -225,7 +230,7 @@ def of_folder(folder: str | Path) -> Trained:
     data = str((places or [Path(folder)])[0].resolve())
     kept = {key: value for key, value in known.items() if key in PRETRAINING}
     trained.cfg["task"] = {"_name": "tupe_masked_lm", **kept, "data": data}
-    trained.updates, trained.run = record.updates_of(folder), Path(folder)
+    trained.updates, trained.path = record.updates_of(folder), Path(folder)
     if places:
         trained.weights[FINGERPRINT] = fingerprint(read_symbols(data))
     return trained

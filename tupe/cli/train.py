@@ -153,19 +153,19 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
         if name not in map(task_key, own):
             raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *own])}")
         overrides = [f"glue={OWN}", f"task.glue_task='{next(each for each in own if task_key(each) == name)}'"]
-    with in_form_of(engine, checkpoint, data, machine["dry_run"]) as file:
+    with file_of(checkpoint, engine == "transformers" or machine["dry_run"]) as file:
         arguments = [data, f"--save-dir={output}", f"--finetune-from-model={file}"]
         run("finetune", overrides, arguments, words, machine, engine)
 
 
-def in_form_of(engine: str, checkpoint: Path, data: Path, dry_run: bool) -> AbstractContextManager[Path]:
-    """The checkpoint as an engine reads it: fairseq a file, the other one a folder."""
-    if checkpoint.is_dir() == (engine == "transformers") or (dry_run and engine == "fairseq"):
+def file_of(checkpoint: Path, as_it_is: bool) -> AbstractContextManager[Path]:
+    """The file for fairseq to train from, of a Hugging Face folder too; or the checkpoint as it is."""
+    if as_it_is or not checkpoint.is_dir():
         return nullcontext(checkpoint)
     with options.quiet_imports():
-        from ..checkpoints.files import as_file, as_folder  # only now, for the same reason as in `run`
+        from ..checkpoints.files import as_file  # only now, for the same reason as in `run`
 
-    return as_file(checkpoint) if engine == "fairseq" else as_folder(checkpoint, data)
+    return as_file(checkpoint)
 
 
 def run(

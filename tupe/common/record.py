@@ -258,9 +258,6 @@ def _split_otherwise(folder, sizes, batches, processes, typed):
     return f"{begun}; to go on with it: {typed.format(sizes[0], batches[0] // processes)}"
 
 
-MADE_FROM = "made_from.txt"  # in a folder that was made of a file, for a while: the path of that
-
-
 def updates_of(folder: str | Path) -> int:
     """After how many updates the model in a Hugging Face folder was written, as far as the folder says so."""
     if number := re.fullmatch(r"checkpoint-(\d+)", Path(folder).resolve().name):

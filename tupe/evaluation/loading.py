@@ -51,10 +51,7 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
     if not (folder / "dict.txt").is_file():
         raise ValueError(f"{checkpoint}: {folder} has no dict.txt; give the folder of its dict.txt with --data")
     symbols = check_dictionary(trained.weights, folder / "dict.txt")
-    try:
-        model = trained.model()
-    except ValueError as error:
-        raise ValueError(f"{checkpoint} cannot be loaded: {error}") from None
+    model = trained.model()
     if "lm_head.bias" not in trained.weights:
         model.lm_head = None
     model.config.name_or_path, model.config.mask_token_id = str(checkpoint), symbols.index(MASK)
