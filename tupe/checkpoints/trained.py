@@ -149,8 +149,10 @@ class Trained:
             what = " ".join(str(error).split())[:200]
             raise ValueError(f"{self.path} cannot be loaded: its tensors are not those of its model: {what}") from None
         model.base_model.encoder.config.places = self.config.places  # which transformers' configuration does not name
-        if wrong := [key for key in (*found.missing_keys, *found.unexpected_keys) if key.startswith("tupe.")]:
-            raise ValueError(f"{self.path} cannot be loaded: its tensors are not its model's: {shorten_list(wrong)}")
+        if lack := sorted(key for key in found.missing_keys if key.startswith("tupe.")):
+            raise ValueError(f"{self.path} has no {shorten_list(lack)} of the model that it describes")
+        if strange := sorted(key for key in found.unexpected_keys if key.startswith("tupe.")):
+            raise ValueError(f"{self.path} has {shorten_list(strange)}, which the model that it describes has not")
         return model.float().eval()
 
     # ------------------------------------------------------------------------------------------------------ fairseq
@@ -222,12 +224,13 @@ def of_folder(folder: str | Path) -> Trained:
     """The model in a folder that transformers reads, and what its run's record says of its training."""
     config_of(folder)
     config, tensors = read_hugging_face(folder)
-    trained = of_export(config, tensors)
-    about = record.read(folder) or record.read(Path(folder).resolve().parent)  # of a run, or of its checkpoint-N
+    trained, here = of_export(config, tensors), Path(folder).resolve()
+    about = record.read(here) or record.read(here.parent)  # of a run, or of its checkpoint-N
     own = about.config if about else {}
     known = {key.partition(".")[2]: value for key, value in own.items() if key.startswith("task.")}
-    places = [place for place in (Path(folder), Path(folder).resolve().parent) if (place / "dict.txt").is_file()]
-    data = str((places or [Path(folder)])[0].resolve())
+    around = [here, here.parent] if here.name.startswith("checkpoint-") else [here]
+    places = [place for place in around if (place / "dict.txt").is_file()]
+    data = str((places or around)[0])
     kept = {key: value for key, value in known.items() if key in PRETRAINING}
     trained.cfg["task"] = {"_name": "tupe_masked_lm", **kept, "data": data}
     trained.updates, trained.path = record.updates_of(folder), Path(folder)

@@ -11,7 +11,7 @@ import torch
 from ..checkpoints.trained import HEADS, check_dictionary, read_model
 from ..common import record
 from ..common.glue import TASKS, check_glue, glue_name, own_task, read_targets, score
-from ..common.options import QuietCommand, data, output, shorten_list
+from ..common.options import QuietCommand, data, output, shorten_list, task_key
 from ..common.record import write_atomically
 from ..modeling_tupe import TupeForSequenceClassification
 from ..training.data import PAD, UNMASKED
@@ -86,7 +86,7 @@ def predictions(name: str, checkpoint: str | Path, data: Path, batch_size: int) 
     trained, glue = read_model(checkpoint), TASKS[name]
     about = record.read(trained.run) or record.read(trained.run.parent)
     trained_on = trained.task.get("glue_task") or (about.task if about else None)
-    if trained_on and glue_name(trained_on, data) != name or not trained.heads():
+    if not trained.heads() or task_key(trained_on or name) != task_key(name):
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on or 'something else'}")
     head = trained.choose_head(trained.task.get("classification_head_name"))
     names = trained.label_names(head, len(trained.weights[f"{HEADS}{head}.out_proj.weight"]))
