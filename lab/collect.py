@@ -14,7 +14,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from tupe.checkpoints.folders import contents_of
+from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
 from tupe.evaluation.minimal_pairs import MEASURES
 
@@ -49,7 +49,7 @@ def collect(output: Path, data: Path | None = None) -> dict[str, list[dict]]:
             for name, rows in tables_of(trial, run, folder).items():
                 tables[name] += rows
             if (folder / "model.pt").exists():
-                config = contents_of(folder / "model.pt", mmap=True)["cfg"]
+                config = read_checkpoint(folder / "model.pt", mmap=True)["cfg"]
                 path = data or Path(config["task"]["data"])
                 if path not in prints:
                     prints[path] = fingerprint(path) if (path / "dict.txt").exists() else ""

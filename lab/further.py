@@ -13,9 +13,9 @@ from pathlib import Path
 
 import click
 
-from tupe.checkpoints.files import save_atomically
-from tupe.checkpoints.folders import as_file, contents_of
+from tupe.checkpoints.files import as_file, save_atomically
 from tupe.checkpoints.stretch import stretch
+from tupe.checkpoints.trained import read_model
 from tupe.common import limits, options
 from tupe.common.options import ListOf
 from tupe.positions import bounded_schemes
@@ -29,11 +29,11 @@ NEXT_SENTENCE = [
 def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
     """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
     Raises ValueError as `stretch` does."""
-    state = contents_of(checkpoint)
-    if not bounded_schemes(state["cfg"]["model"]["position"]) or length <= state["cfg"]["model"]["max_positions"]:
+    trained = read_model(checkpoint)
+    if not bounded_schemes(trained.config.position) or length <= trained.config.max_positions:
         return checkpoint
-    save_atomically(stretch(state, length), output)
-    click.echo(f"{output}: {state['cfg']['model']['max_positions']} -> {length} positions")
+    save_atomically(stretch(trained, length).state(), output)
+    click.echo(f"{output}: {trained.config.max_positions} -> {length} positions")
     return output
 
 

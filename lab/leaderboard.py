@@ -1,8 +1,8 @@
 """The leaderboard (docs/leaderboard.md): every encoding by one protocol, `lab.standings`.
 
-    python -m lab leaderboard --data DATA --output OUT     train and evaluate what is left; an OUT is resumed
-    python -m lab standings --runs OUT                     add finished runs to the tables, write the page
-    python -m lab row --position X --data DATA --output O  train one encoding by the same protocol; its row beside them
+python -m lab leaderboard --data DATA --output OUT     train and evaluate what is left; an OUT is resumed
+python -m lab standings --runs OUT                     add finished runs to the tables, write the page
+python -m lab row --position X --data DATA --output O  train one encoding by the same protocol; its row beside them
 """
 
 from pathlib import Path

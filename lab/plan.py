@@ -108,9 +108,7 @@ def check_models(models: list[str] | None, stages: list[str], protocol: dict = P
             raise ValueError(f"no stage of {', '.join(stages)} has a model {model!r}{did_you_mean(model, valid)}")
 
 
-def learning_rates(
-    stage: str, losses: dict[Trial, float], protocol: dict, models: list[str]
-) -> dict[str, list[float]]:
+def learning_rates(stage: str, losses: dict[Trial, float], protocol: dict, models: list[str]) -> dict[str, list[float]]:
     """{model: the rates at which a stage trains it}: its own ones, those that it compares, or shares of the best ones
     of the stage that does (`rates_of`), where a model may take the rate of another one (`like`)."""
     plan, chooser = protocol["stages"][stage], "pilot"

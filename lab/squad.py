@@ -27,10 +27,11 @@ from transformers import (
 )
 
 import tupe.hf  # noqa: F401  (the Auto classes know our models)
+from tupe.checkpoints.trained import read_model
 from tupe.common import options, record
-from tupe.encoder import ModelConfig
+from tupe.common.architectures import architecture_of
 from tupe.training.glue import of_checkpoint
-from tupe.training.recipe import architecture_of, config_of, plain_options
+from tupe.training.recipe import plain_options
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT
 QUESTION_TOKENS = 64  # of a question that are kept
@@ -251,7 +252,7 @@ def answers(model: PreTrainedModel, windows: list[Window], pad: int, batch: int)
 
 def new_record(folder: Path, version: str, epochs: int, batch: int, lr: float, seed: int) -> record.Record:
     """The record of a run, by which `tupe report` and `python -m lab wang-tables` find it."""
-    model = ModelConfig(**config_of(str(folder)))
+    model = read_model(folder, mmap=True).config
     architecture = architecture_of(model)
     plain = plain_options(architecture)
     variant = "" if model.position == plain["position"] else f"position {model.position}"

@@ -26,11 +26,11 @@ from tupe.common.record import DIVERGENCE, fingerprint, write_atomically
 from tupe.common.tables import TextTable
 from tupe.evaluation import order
 from tupe.evaluation.extrapolate import extrapolation
-from tupe.evaluation.loading import text_block
-from tupe.evaluation.model import HeldOut, Model
+from tupe.evaluation.loading import HeldOut, text_block
 from tupe.experiments import runner
 from tupe.experiments.grid import parse_options
 from tupe.experiments.statistics import first_below, with_interval
+from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.positions import Positions
 from tupe.text import TextEncoder
 
@@ -105,13 +105,13 @@ def train_entries(
 # ------------------------------------------------------------------------------------------------------ the evaluation
 
 
-def evaluate(model: Model, task: HeldOut, data: Path) -> dict:
+def evaluate(model: TupeForMaskedLM, text: HeldOut, data: Path) -> dict:
     """What evaluation.json holds: that of every run, the loss by multiple of the training length, parameters of the
     encoding and its cost."""
-    content = order.evaluate(model, task, TextEncoder(data), PROTOCOL["sentences"], PROTOCOL["tokens"])
-    trained, stream = model.max_positions(), text_block(task, sys.maxsize).numpy()[1:]
+    content = order.evaluate(model, text, TextEncoder(data), PROTOCOL["sentences"], PROTOCOL["tokens"])
+    trained, stream = model.config.max_position_embeddings, text_block(text, sys.maxsize).numpy()[1:]
     losses = extrapolation(model, stream, trained, PROTOCOL["multiples"], PROTOCOL["windows"])
-    parameters = sum(parameter.numel() for parameter in model.encoder.positions.parameters())
+    parameters = sum(parameter.numel() for parameter in model.tupe.encoder.positions.parameters())
     further = {
         "length": {str(loss.length // trained): loss.mean for loss in losses},
         "encoding": {"parameters": parameters, "cost": cost(model, trained)},
@@ -119,10 +119,11 @@ def evaluate(model: Model, task: HeldOut, data: Path) -> dict:
     return content | {"further": further}
 
 
-def cost(model: Model, length: int, batch: int = 32) -> float:
+def cost(model: TupeForMaskedLM, length: int, batch: int = 32) -> float:
     """Processor time of the encoder's forward and backward pass, over that of the same without positions: the median
     over turns of both."""
-    encoder, own, ratios = model.encoder, model.encoder.positions, []
+    encoder, ratios = model.tupe.encoder, []
+    own = encoder.positions
     contenders = {"own": own, "none": Positions("nopos", own.dims)}
     tokens = torch.randint(5, len(encoder.tokens.weight), (batch, length), generator=torch.Generator().manual_seed(1))
     for turn in range(TURNS + 1):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tupe.checkpoints.files import save_atomically, strip
-from tupe.checkpoints.folders import contents_of
+from tupe.checkpoints.files import save_atomically
+from tupe.checkpoints.trained import read_model
 from tupe.common import record
 from tupe.common.blocks import Split
 from tupe.evaluation.loading import load_model
@@ -27,7 +27,7 @@ SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
 
 def save_half(checkpoint: Path, output: Path) -> None:
     """Write a checkpoint's weights in half precision, without the optimizer's state."""
-    state = strip(contents_of(checkpoint))
+    state = read_model(checkpoint).state()
     half = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
     save_atomically({**state, "model": half}, output)
 

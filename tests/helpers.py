@@ -172,6 +172,20 @@ def build(arch="tupe_r_tiny", dictionary=None, **options):
     return ARCH_MODEL_REGISTRY[arch](config, dictionary or make_dictionary())
 
 
+def build_masked_lm(arch="tupe_r_tiny", types=54, **options):
+    """A model of transformers, as evaluations take it, in evaluation mode, with the same weights in every call."""
+    from tupe.common.architectures import preset
+    from tupe.configuration_tupe import NAMES, TupeConfig
+    from tupe.encoder import ModelConfig
+    from tupe.modeling_tupe import TupeForMaskedLM
+
+    core = ModelConfig(**{**preset(arch), **options})
+    config = TupeConfig(vocab_size=types, **{theirs: getattr(core, ours) for ours, theirs in NAMES.items()})
+    config.mask_token_id = types - 1
+    torch.manual_seed(0)
+    return TupeForMaskedLM(config).eval()
+
+
 # ----------------------------------------------------------------------------------------------------------- training
 
 
@@ -443,23 +457,57 @@ def scramble(module, seed=0):
     return module
 
 
+def configuration(arch, model_options, task="tupe_masked_lm", criterion="masked_lm"):
+    """The configuration, as plain dicts, that fairseq-train would store for `--arch arch` with these model options."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from omegaconf import OmegaConf
+
+    from tupe.plugin.model import spell_names
+
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in model_options.items()]
+    arguments = [".", f"--arch={arch}", f"--task={task}", f"--criterion={criterion}", "--optimizer=adam", *words]
+    if task == "tupe_masked_lm":
+        arguments.append(f"--tokens-per-sample={model_options['max_positions']}")
+    config = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+    spell_names(config.model)
+    return OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+
+
+def build_from(cfg, dictionary):
+    """The model of fairseq that such a configuration describes."""
+    from fairseq import models
+    from fairseq.tasks.masked_lm import MaskedLMTask
+    from omegaconf import OmegaConf
+
+    model_cfg = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
+    return models.build_model(model_cfg, MaskedLMTask(OmegaConf.create(cfg["task"]), dictionary))
+
+
+def new_checkpoint(cfg, model):
+    """What fairseq would write of a model's state at update 0, without an optimizer's."""
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
+    return {
+        "args": None, "cfg": cfg, "model": model, "criterion": {}, "optimizer_history": [history], "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}, "val_loss": None},
+        "last_optimizer_state": None,
+    }  # fmt: skip
+
+
 def our_checkpoint(path, value, updates, types=12):
     """Write a tiny checkpoint of ours whose weights are all `value`, with a large optimizer state; returns its path."""
     from fairseq.data import Dictionary
-
-    from tupe.checkpoints import convert
-    from tupe.checkpoints import files as checkpoints
 
     dictionary = Dictionary()
     for word in range(types - 5):
         dictionary.add_symbol(f"w{word}")
     dictionary.add_symbol("<mask>")
     sizes = {"encoder_layers": 1, "encoder_embed_dim": 8, "encoder_ffn_embed_dim": 8, "encoder_attention_heads": 2}
-    cfg = checkpoints.configuration("tupe_r", {"max_positions": 6, **sizes})
-    model = convert.build_model(cfg, dictionary)
+    cfg = configuration("tupe_r", {"max_positions": 6, **sizes})
+    model = build_from(cfg, dictionary)
     for p in model.parameters():
         torch.nn.init.constant_(p, value)
-    state = checkpoints.new_checkpoint(cfg, model.state_dict())
+    state = new_checkpoint(cfg, model.state_dict())
     state["optimizer_history"][-1]["num_updates"] = updates
     state["last_optimizer_state"] = {"state": {0: {"exp_avg": torch.randn(20000)}}}
     torch.save(state, path)

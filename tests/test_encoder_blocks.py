@@ -192,12 +192,9 @@ def test_equals_modernbert_of_transformers_both_ways(tmp_path):
     theirs, words = hugging_face_modernbert(tmp_path / "theirs")
     ours = tmp_path / "ours/checkpoint.pt"
     assert convert.convert(tmp_path / "theirs", "tupe", None, tmp_path / "ours") == ours
-    state = convert.read_checkpoint(ours)
-    dictionary = convert.load_dictionary(tmp_path / "ours/dict.txt")
-    model = convert.build_model(state["cfg"], dictionary)
-    model.load_state_dict(state["model"], strict=True, model_cfg=model.cfg)
-    model.eval()
-    assert state["cfg"]["model"]["_name"].startswith("modernbert") and state["cfg"]["model"]["layer_norm_eps"] == 1e-3
+    trained = convert.read_model(ours)
+    model = trained.model()
+    assert trained.name.startswith("modernbert") and trained.config.layer_norm_eps == 1e-3
 
     order, *_ = convert.bert_tokens(tmp_path / "theirs", 64)
     ids = torch.randint(2, len(words), (2, 40))
@@ -206,10 +203,10 @@ def test_equals_modernbert_of_transformers_both_ways(tmp_path):
     assert torch.equal(mine.eq(1), ~real)
     with torch.no_grad():
         expected = theirs(ids, attention_mask=real.long(), output_hidden_states=True)
-        features, extra = model(mine, features_only=True, return_all_hiddens=True)
-        logits = model(mine)[0]
-    assert len(extra["inner_states"]) == len(expected.hidden_states) == 6
-    for one, other in zip(extra["inner_states"][:-1], expected.hidden_states[:-1], strict=True):
+        out = model(mine, output_hidden_states=True)
+        features, logits = model.tupe(mine).last_hidden_state, out.logits
+    assert len(out.hidden_states) == len(expected.hidden_states) == 6
+    for one, other in zip(out.hidden_states[:-1], expected.hidden_states[:-1], strict=True):
         torch.testing.assert_close(one[real], other[real], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(features[real], theirs.model(ids, real.long())[0][real].detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits[real], expected.logits[real][:, order], rtol=1e-5, atol=1e-5)

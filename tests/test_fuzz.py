@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tupe import positions
+from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
 from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import read_paradigms
-from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import canonical
 

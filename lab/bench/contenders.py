@@ -68,7 +68,7 @@ class Setting:
 
     @property
     def mode(self) -> str:
-        """"float32", "bf16 autocast", "fp16 weights" ..."""
+        """ "float32", "bf16 autocast", "fp16 weights" ..."""
         kinds = "" if self.precision == "float32" else " weights" if self.half_weights else " autocast"
         return self.precision + kinds
 

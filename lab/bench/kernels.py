@@ -76,19 +76,26 @@ def cases(
         torch.randn(*shape, device=device, dtype=dtype, requires_grad=True)
         for shape in ((tokens, 768), (3072, 768), (tokens, 3072))
     )
-    yield f"product of {tokens} tokens", {
-        "PyTorch": Case(lambda: F.linear(x, weight), (x, weight)),
-        "here": Case(lambda: cpu.linear(x, weight), (x, weight)),
-    }
-    yield f"dropout of {tokens} tokens", {
-        "PyTorch": Case(lambda: F.dropout(hidden, 0.1), (hidden,)),
-        "here": Case(lambda: cpu.dropout(hidden, 0.1, True), (hidden,)),
-    }
+    yield (
+        f"product of {tokens} tokens",
+        {
+            "PyTorch": Case(lambda: F.linear(x, weight), (x, weight)),
+            "here": Case(lambda: cpu.linear(x, weight), (x, weight)),
+        },
+    )
+    yield (
+        f"dropout of {tokens} tokens",
+        {
+            "PyTorch": Case(lambda: F.dropout(hidden, 0.1), (hidden,)),
+            "here": Case(lambda: cpu.dropout(hidden, 0.1, True), (hidden,)),
+        },
+    )
     for dropout, length in itertools.product((0.1, 0.0), lengths):
         batch = max(1, tokens // length)
-        yield f"attention, B = {batch}, L = {length}, dropout {dropout:g}", {
-            path: attention_case(path, batch, length, dtype, device, dropout) for path in paths
-        }
+        yield (
+            f"attention, B = {batch}, L = {length}, dropout {dropout:g}",
+            {path: attention_case(path, batch, length, dtype, device, dropout) for path in paths},
+        )
 
 
 @click.command(cls=Command)

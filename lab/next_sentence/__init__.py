@@ -37,11 +37,14 @@ from fairseq.tasks import register_task
 from omegaconf import DictConfig
 
 import tupe.plugin  # noqa: F401  (architectures, optimizers, schedules)
+from tupe.checkpoints import gate
 from tupe.plugin.criterion import count_tokens
 from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask, cut_sentences
 
 HEAD = "next_sentence"
 CRITERION = "masked_lm_next_sentence"
+gate.allow("task", HEAD, gate.PARTS["task"]["tupe_masked_lm"])
+gate.allow("criterion", CRITERION, gate.PARTS["criterion"]["masked_lm"])
 
 
 @dataclass

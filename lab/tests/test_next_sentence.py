@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from fairseq import tasks, utils
+from fairseq import checkpoint_utils, tasks, utils
 from helpers import PLUGIN, fairseq_arguments, load, pretrain_arguments, split_documents, train, write_data
 from omegaconf import OmegaConf
 from plugin.test_masked_lm import DOCUMENTS, EOS, numbered, sentences
@@ -20,7 +20,6 @@ from lab import further
 from tupe.checkpoints import swap
 from tupe.common import record
 from tupe.encoder import second_segment
-from tupe.evaluation.loading import load_model
 
 ROOT = PLUGIN.parent
 FOLDER = ROOT / "lab" / "next_sentence"
@@ -144,7 +143,7 @@ def test_masks_of_pairs_are_as_long_as_they_are_to_be(start, tmp_path):
 
 def test_loss_is_the_mean_of_words_plus_the_mean_of_pairs(start):
     data, checkpoint = start
-    model, task = load_model(checkpoint)
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])
     model.register_classification_head(HEAD, num_classes=2)
     model.eval()
     cfg = {**OmegaConf.to_container(task.cfg, resolve=False), "_name": "next_sentence"}

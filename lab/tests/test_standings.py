@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from evidence_runs import write_run
 from helpers import write_data
 from scipy import stats
+from tupe.evaluation.model import Model
 
 from lab import collect, leaderboard, standings, training
 from lab.plan import Trial
 from lab.standings import BLOCKS, ENCODINGS, PROTOCOL, Standings, planned
 from tupe.common.architectures import preset, with_size
 from tupe.encoder import Encoder
-from tupe.evaluation.model import Model
 from tupe.positions import SCHEMES, parse
 
 UPDATES = PROTOCOL["updates"]

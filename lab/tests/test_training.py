@@ -11,9 +11,9 @@ import torch
 from lab import collect, training
 from lab.plan import PLAN, Trial, best_rates, final_losses, trials
 from lab.training import evaluate_and_prune, save_half
+from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
 from tupe.encoder import Encoder
-from tupe.plugin.gate import read_checkpoint
 
 # The pilot's losses where every model's best rate is 1e-3, and half of it has run, too
 PILOT = {
@@ -85,6 +85,7 @@ def test_a_run_that_failed_is_tried_again_unless_it_diverged(tmp_path, monkeypat
 
 def test_a_folder_has_runs_on_one_data_set(vocabulary, tmp_path, monkeypatch):
     """... with held-out text enough for the evaluation, which is known before the first training, not after it."""
+
     def train(data):
         training.train(data, tmp_path / "out", trials("first", {}, models=["nopos"]), 1, ())
 

@@ -20,11 +20,12 @@ from helpers import our_checkpoint
 from tupe.checkpoints import convert
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import export
+from tupe.checkpoints.gate import read_checkpoint
+from tupe.checkpoints.trained import read_model
 from tupe.cli import main
-from tupe.common.architectures import SIZES, with_size
+from tupe.common.architectures import SIZES, architecture_of, with_size
 from tupe.common.safe_load import OLD_METERS, load_safely
 from tupe.encoder import ModelConfig
-from tupe.plugin.gate import read_checkpoint
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 
@@ -91,7 +92,7 @@ def converted(which, tmp_path):
     path = save(state, tmp_path / "released.pt", _use_new_zipfile_serialization=False)
     dictionary = write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"]))
     folder = tmp_path / "out"
-    convert.write(convert.from_released(path, dictionary), {"dict.txt": dictionary.read_bytes()}, folder)
+    convert.convert(path, "tupe", dictionary, folder)
     return folder, state
 
 
@@ -116,7 +117,7 @@ def test_released_checkpoint_gives_the_released_numbers(which, converted):
 
 def test_back_to_the_released_code_is_the_identity(which, converted, tmp_path):
     folder, state = converted
-    back = convert.to_released(folder / "checkpoint.pt", folder / "dict.txt")
+    back = convert.to_released(read_model(folder / "checkpoint.pt"))
     assert back["model"].keys() == state["model"].keys()
     for key, value in state["model"].items():
         assert torch.equal(back["model"][key], value), key
@@ -125,7 +126,7 @@ def test_back_to_the_released_code_is_the_identity(which, converted, tmp_path):
     )
     # and forth again
     torch.save(back, tmp_path / "back.pt")
-    round_trip = convert.from_released(tmp_path / "back.pt", folder / "dict.txt")
+    round_trip = torch.load(convert.convert(tmp_path / "back.pt", "tupe", folder / "dict.txt", tmp_path / "again"))
     first = torch.load(folder / "checkpoint.pt", weights_only=True)
     assert round_trip["cfg"] == first["cfg"]
     assert all(torch.equal(round_trip["model"][key], value) for key, value in first["model"].items())
@@ -182,23 +183,22 @@ def test_what_cannot_be_converted_is_said(which, tmp_path):
     vocabulary = len(state["model"]["decoder.lm_head.bias"])
     path, short = save(state, tmp_path / "r.pt"), write_dictionary(tmp_path / "short.txt", vocabulary - 1)
     with pytest.raises(ValueError, match=f"{vocabulary} token vectors, the dictionary {vocabulary - 1} types"):
-        convert.from_released(path, short)
+        convert.convert(path, "tupe", short, tmp_path / "out")
     with pytest.raises(ValueError, match="dictionary not found"):
-        convert.from_released(path, tmp_path / "none.txt")
+        convert.convert(path, "tupe", tmp_path / "none.txt", tmp_path / "out")
     state["model"]["decoder.extra"] = torch.ones(1)
     with pytest.raises(ValueError, match="without a counterpart: decoder.extra"):
-        convert.from_released(save(state, tmp_path / "x.pt"), short)
+        convert.from_released(save(state, tmp_path / "x.pt"))
     state["args"] = None
     del state["model"]["decoder.extra"]
-    dictionary = write_dictionary(tmp_path / "dict.txt", vocabulary)
     if which == "tupe_a":  # nothing tells the heads
         with pytest.raises(ValueError, match="--heads"):
-            convert.from_released(save(state, tmp_path / "a.pt"), dictionary)
-    made = convert.from_released(save(state, tmp_path / "a.pt"), dictionary, heads=4)
-    assert made["cfg"]["model"]["encoder_attention_heads"] == 4
+            convert.from_released(save(state, tmp_path / "a.pt"))
+    made = convert.from_released(save(state, tmp_path / "a.pt"), heads=4)
+    assert made.config.heads == 4
     del state["model"][convert.BODY + "pos.weight"]
     with pytest.raises(ValueError, match="not a checkpoint of the released TUPE code"):
-        convert.from_released(save(state, tmp_path / "b.pt"), dictionary)
+        convert.from_released(save(state, tmp_path / "b.pt"))
 
 
 class Malicious:
@@ -216,14 +216,14 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, zipped, monkeypatch
     with pytest.raises(ValueError, match="refused"):
         load_safely(bad)
     with pytest.raises(ValueError, match="refused"):
-        convert.from_released(bad, tmp_path / "dict.txt")
+        convert.from_released(bad)
     assert not target.exists()
     torch.load(bad, weights_only=False)  # it would have worked
     assert target.exists()
 
 
 READERS = {  # everything that reads a checkpoint; fairseq's own reading when training: tests/cli/test_train.py
-    "to_released": lambda path: convert.to_released(path, path.parent / "dict.txt"),
+    "to_released": lambda path: convert.to_released(read_model(path)),
     "export": lambda path: export(path, path.parent / "out"),
     "bert": lambda path: convert.read_hugging_face(path.parent),
     "average": lambda path: checkpoints.average([path, path]),
@@ -298,7 +298,7 @@ def test_files_that_are_no_checkpoints_of_ours_are_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             read_checkpoint(tmp_path / name)
     torch.save(state, ours, _use_new_zipfile_serialization=False)  # one of ours in the old format is as good as any
-    assert read_checkpoint(ours)["cfg"] == state["cfg"]
+    assert read_checkpoint(ours)["cfg"]["model"] == state["cfg"]["model"]
 
 
 def test_stand_ins_for_old_meters_do_not_stay(tmp_path):
@@ -347,8 +347,8 @@ def test_the_name_says_nothing_that_is_not_so(position, cls, more, expected):
     for size, (layers, width, heads, ffn) in SIZES.items():
         options = {"layers": layers * (2 if more else 1), "width": width, "heads": heads, "ffn": ffn}
         options |= {"position": position, "cls": cls, **more}
-        assert convert.architecture_of(ModelConfig(**options)) == with_size(expected, size)
-        assert convert.architecture_of(ModelConfig(**{**options, "width": 96})) == expected
+        assert architecture_of(ModelConfig(**options)) == with_size(expected, size)
+        assert architecture_of(ModelConfig(**{**options, "width": 96})) == expected
 
 
 # ---- BERT ----
@@ -376,24 +376,22 @@ def small_bert(folder, kind="BertForPreTraining", eps=1e-3):
 @pytest.mark.parametrize("kind", ["BertForPreTraining", "BertForSequenceClassification"])
 def test_bert_has_equal_hidden_states(tmp_path, kind):
     bert, tokens = small_bert(tmp_path, kind)
-    state, dictionary, _ = convert.from_bert(tmp_path)
-    assert state["cfg"]["model"]["layer_norm_eps"] == 1e-3
-    model = convert.build_model(state["cfg"], dictionary)
-    model.load_state_dict(state["model"], strict=True, model_cfg=model.cfg)
-    model.eval()
+    trained, symbols, _ = convert.from_bert(tmp_path)
+    assert trained.config.layer_norm_eps == 1e-3
+    model = trained.model()
     words = torch.tensor([[3, 6, 9, 12, 5, 2, 4, 0, 0], [3, 8, 7, 29, 28, 27, 15, 14, 4]])  # BERT's ids, padded
     names = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>", "[MASK]": "<mask>"}
-    ours = torch.tensor([[dictionary.index(names.get(tokens[i], tokens[i])) for i in row] for row in words.tolist()])
+    ours = torch.tensor([[symbols.index(names.get(tokens[i], tokens[i])) for i in row] for row in words.tolist()])
     real = words.ne(0)
     with torch.no_grad():
         theirs = bert(words, attention_mask=real.long(), output_hidden_states=True)
-        features, extra = model(ours, features_only=True, return_all_hiddens=True)
-    assert len(extra["inner_states"]) == len(theirs.hidden_states) == 3
-    for mine, other in zip(extra["inner_states"], theirs.hidden_states, strict=True):
+        out = model(ours, output_hidden_states=True)
+    assert len(out.hidden_states) == len(theirs.hidden_states) == 3
+    for mine, other in zip(out.hidden_states, theirs.hidden_states, strict=True):
         torch.testing.assert_close(mine[real], other[real], rtol=1e-5, atol=1e-5)
     if kind == "BertForPreTraining":
         order, *_ = convert.bert_tokens(tmp_path, 20)
-        torch.testing.assert_close(model(ours)[0][real], theirs.prediction_logits[real][:, order], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(out.logits[real], theirs.prediction_logits[real][:, order], rtol=1e-4, atol=1e-4)
     else:
         logits, _ = model(ours, classification_head_name="sentence_classification_head")
         torch.testing.assert_close(logits, theirs.logits, rtol=1e-5, atol=1e-5)
@@ -562,9 +560,9 @@ def test_a_bert_frames_texts_whatever_its_file_says(frame, tmp_path):
 def test_other_kinds_of_bert(kind, left_out, tmp_path, caplog):
     """... give their encoder; what a checkpoint has no head for is left out, and the log says so."""
     small_bert(tmp_path / "bert", f"BertFor{kind}")
-    state, *_ = convert.from_bert(tmp_path / "bert")
+    trained, *_ = convert.from_bert(tmp_path / "bert")
     assert f"leaving out the {left_out}" in caplog.text
-    assert {key.partition(".")[0] for key in state["model"]} == {"encoder", "lm_head", "_extra_state"}
+    assert {key.partition(".")[0] for key in trained.weights} == {"encoder", "lm_head"}
 
 
 @pytest.mark.parametrize(

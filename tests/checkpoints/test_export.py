@@ -10,13 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import never_pack
+from helpers import build_from, configuration, never_pack, new_checkpoint
 from test_house import BLOCK, run
 
 from tupe.attention import NORMALISERS
@@ -24,6 +25,7 @@ from tupe.checkpoints import convert
 from tupe.checkpoints import export as exports
 from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import command, export, model_card
+from tupe.checkpoints.trained import read_model
 from tupe.common.architectures import ARCHITECTURES, ELECTRA
 from tupe.common.blocks import read_symbols
 from tupe.common.prepared import tokenizer_files
@@ -68,24 +70,24 @@ def data(tmp_path_factory):
 
 
 @functools.cache
-def configuration(arch, criterion):
-    return checkpoints.configuration(arch, {"max_positions": 40}, criterion=criterion)
+def configuration_of(arch, criterion):
+    return configuration(arch, {"max_positions": 40}, criterion=criterion)
 
 
 def write_checkpoint(path, data, heads=(), arch="tupe_r", **options):
     """A tiny model whose every parameter matters, as a checkpoint; returns the model."""
     sizes = {"encoder_layers": 2, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 48, "encoder_attention_heads": 4}
     criterion = "electra" if arch.startswith("electra") else "masked_lm"
-    cfg = copy.deepcopy(configuration(arch, criterion))
+    cfg = copy.deepcopy(configuration_of(arch, criterion))
     cfg["model"].update({"max_positions": 40, **sizes, **options})
     torch.manual_seed(0)
-    model = convert.build_model(cfg, load_dictionary(data / "dict.txt"))
+    model = build_from(cfg, load_dictionary(data / "dict.txt"))
     for name, classes in heads:
         model.register_classification_head(name, classes, 24)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape) * 0.1)
-    torch.save(checkpoints.new_checkpoint(cfg, model.state_dict()), path)
+    torch.save(new_checkpoint(cfg, model.state_dict()), path)
     return model.eval()
 
 
@@ -154,11 +156,8 @@ def test_every_scheme_has_the_same_logits(position, data, tmp_path):
             longer = tokens.repeat(1, 1 + model.cfg.max_positions // tokens.size(1))
             same(theirs(longer).logits, model(longer)[0], longer.ne(1))
     # and back
-    config, weights = convert.read_hugging_face(out)
-    back = convert.from_export(config, weights, out / "dict.txt")
-    saved = load_safely(tmp_path / "c.pt")
-    assert back["model"].keys() == saved["model"].keys()
-    assert all(torch.equal(back["model"][key], value) for key, value in saved["model"].items())
+    back, saved = read_model(out).state()["model"], load_safely(tmp_path / "c.pt")["model"]
+    assert back.keys() == saved.keys() and all(torch.equal(back[key], value) for key, value in saved.items())
 
 
 @pytest.mark.parametrize("position", ["untied+t5", "shaw"])
@@ -245,14 +244,13 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     scores = [{"split": "valid", "num_updates": n, "pearson": value} for n, value in ((5, 81.25), (9, 80))]
     Record("STS-B", splits=["valid"], metrics=["pearson"], scores=scores, command="tupe finetune").save(tmp_path)
-    state = {**load_safely(checkpoint), "optimizer_history": [{"num_updates": 5}]}
-    card = model_card(state, tmp_path, tmp_path)
+    trained = replace(read_model(checkpoint), updates=5, path=tmp_path)
+    card = model_card(trained, tmp_path)
     assert "`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`" in card
-    assert "`import tupe.hf; AutoModel.from_pretrained(FOLDER)`" in model_card(state, tmp_path, tmp_path, code=False)
+    assert "`import tupe.hf; AutoModel.from_pretrained(FOLDER)`" in model_card(trained, tmp_path, code=False)
     assert "1,234 documents, 56,789 words" in card and "| pearson on STS-B, validation | 81.25 |" in card
     for updates in (0, 7):  # stretched, averaged; from another folder
-        state["optimizer_history"][0]["num_updates"] = updates
-        assert "validation |" not in model_card({**state, "extra_state": {}}, tmp_path, tmp_path)
+        assert "validation |" not in model_card(replace(trained, updates=updates, extra={}), tmp_path)
 
 
 def test_a_card_names_no_folder_of_the_machine(exported, tmp_path):
@@ -544,7 +542,7 @@ def test_an_average_has_no_loss_on_its_card(exported, data, tmp_path):
     state["optimizer_history"] = [{"num_updates": 70}]
     state["extra_state"] = {**state.get("extra_state", {}), "val_loss": 6.0, "best": 6.0}
     torch.save(state, tmp_path / "one.pt")
-    torch.save(checkpoints.average([tmp_path / "one.pt"] * 2), tmp_path / "mean.pt")
+    checkpoints.write_model(checkpoints.average([tmp_path / "one.pt"] * 2), tmp_path / "mean.pt")
     export(tmp_path / "mean.pt", tmp_path / "out_mean", data)
     card = (tmp_path / "out_mean" / "README.md").read_text()
     assert "70, mean of 2 checkpoints" in card and "loss" not in card

@@ -10,6 +10,7 @@ from tupe.checkpoints import swap
 from tupe.checkpoints.files import average_command, merge_command, strip_command
 from tupe.checkpoints.stretch import command as stretch_command
 from tupe.checkpoints.swap import command as swap_command
+from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 from tupe.common.safe_load import num_updates
 
@@ -28,19 +29,20 @@ def test_average_of_the_last(tmp_path):
     paths = checkpoints.newest(tmp_path, 3)
     assert [num_updates(torch.load(path, weights_only=True)) for path in paths] == [9, 10, 11]
     mean = checkpoints.average(paths)
-    floats = [value for value in mean["model"].values() if value.is_floating_point()]
-    assert floats and all(value.eq(3).all() for value in floats) and mean["last_optimizer_state"] is None
+    floats = [value for value in mean.weights.values() if value.is_floating_point()]
+    assert floats and all(value.eq(3).all() for value in floats)
     run(average_command, "--last", 3, tmp_path, "--output", tmp_path / "mean.pt")
-    written = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
-    assert all(torch.equal(written[key], value) for key, value in mean["model"].items())
-    torch.save({**mean, "optimizer_history": [{"num_updates": 12}]}, tmp_path / "checkpoint_averaged.pt")
+    written = torch.load(tmp_path / "mean.pt", weights_only=True)
+    assert all(torch.equal(written["model"][key], value) for key, value in mean.weights.items())
+    assert written["last_optimizer_state"] is None and written["extra_state"]["averaged"] == 3
+    torch.save({**written, "optimizer_history": [{"num_updates": 12}]}, tmp_path / "checkpoint_averaged.pt")
     assert checkpoints.newest(tmp_path, 3) == paths
     last = torch.load(paths[-1], weights_only=True)["model"]
     settings = [key for key in last if key.endswith("_extra_state")]
-    assert settings and all(torch.equal(mean["model"][key], last[key]) for key in settings)
+    assert settings and all(torch.equal(mean.weights[key], last[key]) for key in settings)
     with pytest.raises(ValueError, match="4, not 5"):
         checkpoints.newest(tmp_path, 5)
-    torch.save({**mean, "fsdp_metadata": {}}, tmp_path / "checkpoint_1_9-shard0.pt")
+    torch.save({**written, "fsdp_metadata": {}}, tmp_path / "checkpoint_1_9-shard0.pt")
     with pytest.raises(ValueError, match="shard0.pt is a part of a checkpoint; `tupe checkpoint merge`"):
         checkpoints.newest(tmp_path, 3)
     other = our_checkpoint(tmp_path / "other.pt", 1.0, 1, types=13)
@@ -62,16 +64,17 @@ def test_strip_command_prints_sizes(tmp_path):
     "command, words",
     [
         (average_command, ["{path}", "{path}"]), (strip_command, ["{path}"]), (merge_command, ["{path}"]),
-        (swap_command, ["--checkpoint={path}", "--position=t5"]),
+        (swap_command, ["--checkpoint={path}", "--position=t5", "--data={path.parent}"]),
         (stretch_command, ["--checkpoint={path}", "--length=9"]),
     ],
 )  # fmt: skip
 def test_nothing_is_overwritten_and_weights_are_finite(command, words, tmp_path, monkeypatch):
     path = our_checkpoint(tmp_path / "a.pt", 1.0, 3)
     state = torch.load(path, weights_only=True)
-    monkeypatch.setattr(checkpoints, "merge_shards", lambda paths: checkpoints.read_checkpoint(paths[0]))
-    monkeypatch.setattr(swap, "dictionary_of", lambda state, data: None)
-    monkeypatch.setattr(swap, "swap_position", lambda state, *options: state)
+    monkeypatch.setattr(checkpoints, "merge_shards", lambda paths: read_model(paths[0]))
+    monkeypatch.setattr(swap, "check_dictionary", lambda *arguments: None)
+    monkeypatch.setattr(swap, "swap_position", lambda trained, *options: trained)
+    (tmp_path / "dict.txt").touch()
 
     def refused(output):
         arguments = [word.format(path=path) for word in words]
@@ -121,8 +124,8 @@ def test_shards_are_merged(tmp_path):
         paths.append(tmp_path / f"checkpoint_last-shard{rank}.pt")
         torch.save(state, paths[-1])
     merged = checkpoints.merge_shards(paths)
-    assert merged["model"].keys() == model.keys() and "fsdp_metadata" not in merged
-    assert all(torch.equal(merged["model"][key], value) for key, value in model.items())
+    assert merged.weights.keys() == model.keys()
+    assert all(torch.equal(merged.weights[key], value) for key, value in model.items())
     run(merge_command, *reversed(paths), "--output", tmp_path / "merged.pt")
     written = torch.load(tmp_path / "merged.pt", weights_only=True)["model"]
     assert all(torch.equal(written[key], value) for key, value in model.items())

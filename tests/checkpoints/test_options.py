@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import PLUGIN, fork
+from helpers import PLUGIN, build_from, configuration, fork, new_checkpoint
 
 pytest.importorskip("fairseq")  # of the process, too
 
-LINES = '''    colour: str = option("red", "a new option", choices=("red", "blue"), hugging_face="color")
+LINES = """    colour: str = option("red", "a new option", choices=("red", "blue"), hugging_face="color")
     shade: float = option(0.5, "another one", free=True)
-'''
+"""
 
 
 def use(folder):
@@ -25,9 +25,9 @@ def use(folder):
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     import tupe.plugin
-    from tupe.checkpoints import convert, export, files
+    from tupe.checkpoints import convert, export
+    from tupe.checkpoints.gate import read_checkpoint
     from tupe.plugin import pretrained
-    from tupe.plugin.gate import read_checkpoint
     from tupe.plugin.model import core_config
 
     assert Path(tupe.plugin.__file__).is_relative_to(folder)
@@ -43,9 +43,9 @@ def use(folder):
         dictionary.add_symbol(word)
     dictionary.save(str(folder / "dict.txt"))
     dictionary.add_symbol("<mask>")
-    config = files.configuration("tupe_r_tiny", {"max_positions": 16, "colour": "blue", "shade": 0.25})
-    model = convert.build_model(config, dictionary)
-    torch.save(files.new_checkpoint(config, model.state_dict()), folder / "checkpoint.pt")
+    config = configuration("tupe_r_tiny", {"max_positions": 16, "colour": "blue", "shade": 0.25})
+    model = build_from(config, dictionary)
+    torch.save(new_checkpoint(config, model.state_dict()), folder / "checkpoint.pt")
     export.export(folder / "checkpoint.pt", folder / "exported")
     written = json.loads((folder / "exported" / "config.json").read_text())
     assert (written["color"], written["shade"]) == ("blue", 0.25)

@@ -6,8 +6,8 @@ from click.testing import CliRunner
 from helpers import load, pretrain_arguments, train
 
 from tupe.checkpoints.stretch import command, stretch
+from tupe.checkpoints.trained import read_model, unpack_settings
 from tupe.evaluation.loading import load_model
-from tupe.plugin.gate import read_checkpoint
 
 OLD, NEW = 24, 46  # every second position of the new table, counted from the first word, is an old one
 
@@ -46,10 +46,10 @@ def test_stretched_tables(trained, tmp_path, position, first):
         torch.testing.assert_close(words[::2], before[first:], atol=1e-6, rtol=1e-5)
         torch.testing.assert_close(words[1::2], (words[:-1:2] + words[2::2]) / 2, atol=1e-6, rtol=1e-5)
     model, _ = load_model(path)
-    assert model.cfg.max_positions == NEW and model.encoder.stretched_from == str(OLD)
-    assert model(torch.randint(5, 40, (2, NEW)))[0].isfinite().all()
-    twice = stretch(read_checkpoint(path), 2 * NEW)
-    assert b"stretched_from=24" in bytes(twice["model"]["encoder._extra_state"].tolist())
+    assert model.config.max_position_embeddings == NEW
+    assert model(torch.randint(5, 40, (2, NEW))).logits.isfinite().all()
+    for trained in (read_model(path), stretch(read_model(path), 2 * NEW)):
+        assert unpack_settings(trained.weights["encoder._extra_state"])["stretched_from"] == str(OLD)
 
 
 def test_training_continues_longer(trained, data, tmp_path):
@@ -70,9 +70,9 @@ def test_training_continues_longer(trained, data, tmp_path):
 
 
 def test_what_cannot_be_stretched(trained, tmp_path):
-    state = read_checkpoint(trained["absolute"])
+    model = read_model(trained["absolute"])
     with pytest.raises(ValueError, match="has 24 positions already"):
-        stretch(state, 24)
-    state["cfg"]["model"]["position"] = "nonparametric"
+        stretch(model, 24)
+    model.config.position = "nonparametric"
     with pytest.raises(ValueError, match="nonparametric cannot be stretched; valid: absolute, untied, absolute_d"):
-        stretch(state, 48)
+        stretch(model, 48)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from helpers import build, make_dictionary, pretrain_arguments, train, write_data
+from helpers import build_masked_lm, pretrain_arguments, train, write_data
 
 from tupe.evaluation.extrapolate import Loss, command, draw_windows, extrapolation, tabulate, window_losses
 from tupe.token_positions import draw_positions
@@ -22,11 +22,9 @@ def stream():
 
 
 def model(position, **options):
-    torch.manual_seed(0)
-    dictionary = make_dictionary()
-    dictionary.add_symbol("<mask>")
-    options = {"max_positions": N, "encoder_layers": 1, **options}
-    model = build("bert_a_tiny", dictionary, position=position, **options).eval()
+    places = options.pop("places", "consecutive")
+    model = build_masked_lm("bert_a_tiny", 55, position=position, **{"max_positions": N, "layers": 1, **options})
+    model.tupe.encoder.config.places = places
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -61,7 +59,7 @@ def test_losses_are_those_of_one_sequence_at_a_time(stream, length):
     for words, masked, scored in zip(drawn.words, drawn.masked, drawn.scored, strict=True):
         ids = [54 if hidden else word for word, hidden in zip(words.tolist(), masked, strict=True)]
         with torch.no_grad():
-            logits = ours(torch.tensor([[0, *ids[begin : begin + length - 2], 2]]))[0][0]
+            logits = ours(torch.tensor([[0, *ids[begin : begin + length - 2], 2]])).logits[0]
         (place,) = np.flatnonzero(scored)
         expected.append(F.cross_entropy(logits[1 + place - begin], torch.tensor(words[place])).item() / math.log(2))
     np.testing.assert_allclose(window_losses(ours, drawn, length, batch_tokens=3 * length), expected, rtol=1e-4)
@@ -88,12 +86,12 @@ def test_drawn_positions(stream):
     torch.manual_seed(1)
     for _ in range(3):
         places = draw_positions(N, 2 * N, "random")  # one batch holds all windows
-        ours.encoder.token_positions = lambda tokens, places=places: places
+        ours.tupe.encoder.token_positions = lambda tokens, places=places: places
         expected.append(window_losses(ours, windows, N))
-        del ours.encoder.token_positions
+        del ours.tupe.encoder.token_positions
     assert drawn[0].mean == pytest.approx(np.mean(expected), rel=1e-5) != consecutive[0].mean
     words = torch.arange(4, 4 + N)[None]
-    assert torch.equal(ours(words)[0], ours(words)[0])  # as ever
+    assert torch.equal(ours(words).logits, ours(words).logits)  # as ever
     with pytest.raises(ValueError, match="positions are drawn from 20 positions, fewer than 40"):
         extrapolation(ours, stream, N, [4], 20, draws=3)
 

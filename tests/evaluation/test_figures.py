@@ -1,11 +1,10 @@
 """Every figure and the probe table from checkpoints of a short real training, through their commands."""
 
-
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import build, pretrain_arguments, train, write_data
+from helpers import build_masked_lm, pretrain_arguments, train, write_data
 from matplotlib.text import Text
 
 from tupe.cli import main
@@ -89,7 +88,7 @@ def test_the_title_names_the_layer_of_encodings_that_differ_by_layer(
 def test_the_layer_that_is_named_is_drawn(runs):
     model, _ = figures.load_model(runs[0]["tupe_r"])
     with torch.no_grad():
-        model.encoder.positions["t5"][1].table.weight.fill_(7)
+        model.tupe.encoder.positions["t5"][1].table.weight.fill_(7)
     assert [(probes.t5_bias(model, layer=layer)[1] == 7).all() for layer in (0, 1)] == [False, True]
 
 
@@ -170,7 +169,7 @@ def test_probe_table(runs, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_figures_are_reproducible(tmp_path, suffix):
-    logits = build("tupe_a_tiny", max_positions=8).encoder.positions.terms(8)[0][0].detach()
+    logits = build_masked_lm("tupe_a_tiny", max_positions=8).tupe.encoder.positions.terms(8)[0][0].detach()
     for name in ("a", "b"):
         plotting.save(figures.positional(logits), tmp_path / f"{name}.{suffix}")
     assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()

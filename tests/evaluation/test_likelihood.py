@@ -5,23 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import build, make_dictionary
+from helpers import build_masked_lm
 
 from tupe.evaluation.likelihood import Score, masked_copies, pseudo_log_likelihoods
 
 SENTENCES = [[[4], [5, 6, 7]], [[8]], [[4], [4], [9, 10], [11], [12, 13], [5]], [[14, 15]]]
 
 
-@pytest.fixture(scope="module")
-def dictionary():
-    symbols = make_dictionary()
-    symbols.add_symbol("<mask>")
-    return symbols
-
-
 @pytest.fixture(params=["bert_a_tiny", "tupe_r_tiny"])
-def model(request, dictionary):
-    return build(request.param, dictionary, max_positions=16).eval()
+def model(request):
+    return build_masked_lm(request.param, max_positions=16)
 
 
 def test_copies_of_a_sentence():
@@ -32,14 +25,14 @@ def test_copies_of_a_sentence():
     assert len(spans) == len(set(spans)) == 6  # one-piece words and last pieces are masked once
 
 
-def naive(model, dictionary, words, whole_word):
+def naive(model, words, whole_word):
     pieces = [piece for word in words for piece in word]
     ends = [end for n, word in enumerate(words) for end in [sum(map(len, words[: n + 1]))] * len(word)]
     total = 0.0
     for i, piece in enumerate(pieces):
-        ids = [dictionary.bos(), *pieces, dictionary.eos()]
+        ids = [0, *pieces, 2]
         for j in range(i, ends[i] if whole_word else i + 1):
-            ids[1 + j] = dictionary.index("<mask>")
+            ids[1 + j] = 53
         with torch.no_grad():
             logits = model(torch.tensor([ids]))[0][0, 1 + i]
         total += float(torch.log_softmax(logits.double(), -1)[piece])
@@ -47,33 +40,36 @@ def naive(model, dictionary, words, whole_word):
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 10_000])
-def test_equals_one_sentence_at_a_time(batch_tokens, model, dictionary):
+def test_equals_one_sentence_at_a_time(batch_tokens, model):
     for words, score in zip(SENTENCES, pseudo_log_likelihoods(model, SENTENCES, batch_tokens), strict=True):
-        assert score.word == pytest.approx(naive(model, dictionary, words, True), abs=1e-4)
-        assert score.single == pytest.approx(naive(model, dictionary, words, False), abs=1e-4)
+        assert score.word == pytest.approx(naive(model, words, True), abs=1e-4)
+        assert score.single == pytest.approx(naive(model, words, False), abs=1e-4)
         assert score.pieces == sum(map(len, words))
 
 
-def test_by_hand(dictionary):
+def test_by_hand():
     """A model that knows one thing: the piece after <s> is 4 with probability 1/2, the piece after 4 is 5 with 3/4, and
     after a mask all 8 types are equally likely."""
 
+    class Left(torch.nn.Module):
+        """The token before each of the indices."""
+
+        tokens = SimpleNamespace(weight=torch.zeros(1))
+
+        def forward(self, ids, hiddens, num_tokens, indices):
+            return ids.flatten()[indices - 1], None
+
     class Bigrams(torch.nn.Module):
-        encoder = SimpleNamespace(tokens=SimpleNamespace(weight=torch.zeros(1)), pad=dictionary.pad())
+        config = SimpleNamespace(max_position_embeddings=16, mask_token_id=53)
+        tupe = SimpleNamespace(encoder=Left())
 
-        def max_positions(self):
-            return 16
-
-        def forward(self, tokens, masked_tokens, num_tokens):
-            rows, columns = masked_tokens
-            left = tokens[rows, columns - 1]
-            p = torch.full((len(rows), 8), 1 / 8)
-            p[left == dictionary.bos()] = torch.tensor([0.5 if i == 4 else 0.5 / 7 for i in range(8)])
+        def lm_head(self, left, weight):
+            p = torch.full((len(left), 8), 1 / 8)
+            p[left == 0] = torch.tensor([0.5 if i == 4 else 0.5 / 7 for i in range(8)])
             p[left == 4] = torch.tensor([0.75 if i == 5 else 0.25 / 7 for i in range(8)])
-            return p.log(), None
+            return p.log()
 
     model = Bigrams().eval()
-    model.dictionary = dictionary
     (two_words, one_word) = pseudo_log_likelihoods(model, [[[4], [5]], [[4, 5]]])
     assert two_words == Score(pytest.approx(math.log(1 / 2 * 3 / 4)), pytest.approx(math.log(1 / 2 * 3 / 4)), 2)
     # 4 is predicted from <s> either way, 5 from 4; only the mask of 5 beside that of 4 differs, and nothing reads it

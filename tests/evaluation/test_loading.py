@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
+from tupe.common.blocks import read_symbols
 from tupe.evaluation.likelihood import pseudo_log_likelihoods
 from tupe.evaluation.loading import file_names, labelled, load_model, text_block
-from tupe.evaluation.model import Dictionary
 
 
 def test_labels(tmp_path, monkeypatch):
@@ -40,12 +40,12 @@ def test_files_are_named_after_labels():
 
 
 def test_text_block(pretrained, vocabulary):
-    _, task = load_model(pretrained, vocabulary)
-    tokens = text_block(task, 24)
-    assert len(tokens) == 24 and tokens[0] == task.source_dictionary.bos()
-    assert torch.equal(text_block(task, 10), tokens[:10])
+    _, text = load_model(pretrained, vocabulary)
+    tokens = text_block(text, 24)
+    assert len(tokens) == 24 and tokens[0] == 0
+    assert torch.equal(text_block(text, 10), tokens[:10])
     with pytest.raises(ValueError, match="has no split 'test'"):
-        text_block(task, 24, split="test")
+        text_block(text, 24, split="test")
 
 
 def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary, tmp_path):
@@ -53,7 +53,7 @@ def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary,
     from tupe.configuration_tupe import TupeConfig
     from tupe.modeling_tupe import TupeForMaskedLM, TupeForSequenceClassification
 
-    types = len(Dictionary(vocabulary))
+    types = len(read_symbols(vocabulary))
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = TupeConfig(**sizes, vocab_size=types, max_position_embeddings=24)
     for name, kind in (("words", TupeForMaskedLM), ("classes", TupeForSequenceClassification)):
@@ -67,12 +67,12 @@ def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary,
     with pytest.raises(ValueError, match="scores are not finite"):
         list(pseudo_log_likelihoods(model, [[[7]]]))
     model, _ = load_model(tmp_path / "classes", vocabulary)
-    assert model.encoder(torch.tensor([[0, 7, 2]]))[0].isfinite().all()  # for probes
+    assert model.tupe.encoder(torch.tensor([[0, 7, 2]]))[0].isfinite().all()  # for probes
     with pytest.raises(ValueError, match="classes has no head of a masked language model"):
         list(pseudo_log_likelihoods(model, [[[7]]]))
     other = tmp_path / "other"
     other.mkdir()
     first, *rest = (vocabulary / "dict.txt").read_text().splitlines()
     (other / "dict.txt").write_text("\n".join([*rest, first]) + "\n")
-    with pytest.raises(ValueError, match=r"other/dict\.txt has other types than .*words/dict\.txt"):
+    with pytest.raises(ValueError, match=r"other/dict\.txt has as many types as the model's .*, but other ones"):
         load_model(tmp_path / "words", other)

@@ -128,7 +128,7 @@ def test_without_positions_word_order_is_exactly_one_half(pairs, vocabulary, nop
 
 def test_with_positions_it_is_not(pairs, vocabulary, pretrained, tmp_path):
     model, _ = load_model(pretrained, vocabulary)
-    model.encoder.positions["t5"].table.weight.data *= 50  # two updates have taught it little
+    model.tupe.encoder.positions["t5"].table.weight.data *= 50  # two updates have taught it little
     results = evaluate(model, TextEncoder(vocabulary), pairs, tmp_path / "results")
     assert (np.abs(results["order"]["word"]) > 1e-4).mean() > 0.5
 
@@ -188,7 +188,7 @@ def test_scores_are_kept_for_what_they_were_computed_from(pairs, vocabulary, pre
     fewer.words = frozenset({"the", "cat", "sat", "."})
     assert count(encoder=fewer) == (2, 1) and count() == (2, 1)  # "case" has no other words
     with torch.no_grad():
-        model.encoder.embed_norm.bias[0] += 1
+        model.tupe.encoder.embed_norm.bias[0] += 1
     assert count() == (3, 1) and count() == (0, 0)
     for path in (tmp_path / "out").glob("*.npz"):  # without a word about their origin, as before
         with np.load(path) as file:
@@ -201,7 +201,7 @@ def test_settings_count_too(vocabulary, pretrained):
     model, _ = load_model(pretrained, vocabulary)
     before = fingerprint(model)
     assert before == fingerprint(load_model(pretrained, vocabulary)[0])
-    model.encoder.config.layer_norm_eps = 1e-12  # is not in the state dict
+    model.tupe.encoder.config.layer_norm_eps = 1e-12  # is not in the state dict
     assert fingerprint(model) != before
 
 

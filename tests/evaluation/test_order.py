@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from helpers import build
+from helpers import build_masked_lm
 
+from tupe.checkpoints.gate import read_checkpoint
 from tupe.cli import main
 from tupe.evaluation import order
 from tupe.evaluation.loading import load_model
@@ -28,7 +30,6 @@ from tupe.evaluation.order import (
     swap_adjacent,
     token_losses,
 )
-from tupe.plugin.gate import read_checkpoint
 from tupe.text import TextEncoder
 
 
@@ -41,15 +42,15 @@ def test_swaps_two_adjacent_words_that_differ():
 
 
 def test_sentences_are_held_out_text(pretrained, vocabulary):
-    _, task = load_model(pretrained, vocabulary)
+    _, text = load_model(pretrained, vocabulary)
     encoder = TextEncoder(vocabulary)
-    sentences = held_out_sentences(task, encoder, 20)
-    assert sentences == held_out_sentences(task, encoder, 20)
+    sentences = held_out_sentences(text, encoder, 20)
+    assert sentences == held_out_sentences(text, encoder, 20)
     texts = [encoder.decode([piece for word in words for piece in word]) for words in sentences]
     assert all(text.endswith(" .") and text.count(" ") == 8 for text in texts)  # the eight words of the fixture
     assert sentences[0] == encoder.word_ids(texts[0])
     with pytest.raises(ValueError, match="not 1000"):
-        held_out_sentences(task, encoder, 1000)
+        held_out_sentences(text, encoder, 1000)
 
 
 def test_a_sentence_of_one_repeated_word_is_not_drawn(monkeypatch):
@@ -57,21 +58,21 @@ def test_a_sentence_of_one_repeated_word_is_not_drawn(monkeypatch):
     sentences = [np.array([*itertools.chain(*each), 2]) for each in words]
     encoder = SimpleNamespace(ids={"<unk>": 3}, group_words=lambda ids: words[len(ids) == 9])
     monkeypatch.setattr(order, "Split", lambda name: sentences)
-    task = SimpleNamespace(cfg=SimpleNamespace(data="data"))
-    assert held_out_sentences(task, encoder, 1) == words[1:]
+    text = SimpleNamespace(data=Path("data"))
+    assert held_out_sentences(text, encoder, 1) == words[1:]
     with pytest.raises(ValueError, match="1 sentences of"):
-        held_out_sentences(task, encoder, 2)
+        held_out_sentences(text, encoder, 2)
 
 
 def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary, tmp_path):
     """Of one language by its name; another one is told what to do."""
-    _, task = load_model(pretrained, vocabulary)
+    _, text = load_model(pretrained, vocabulary)
     for name in ("dict.txt", "sentencepiece.bpe.model", "valid.idx", "valid.bin"):
         shutil.copy(vocabulary / name, tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps({"language": "zh"}))
-    encoder, text = TextEncoder(tmp_path), "The old cat sat on a mat."
-    assert encoder.word_ids(text) == [[i] for i in encoder.encode(text)]
-    sentences = held_out_sentences(task, encoder, 5)
+    encoder, sentence = TextEncoder(tmp_path), "The old cat sat on a mat."
+    assert encoder.word_ids(sentence) == [[i] for i in encoder.encode(sentence)]
+    sentences = held_out_sentences(text, encoder, 5)
     assert all(len(word) == 1 for words in sentences for word in words)
     assert sorted(swap_adjacent(sentences[0], np.random.default_rng(1))) == sorted(sentences[0])
     out = CliRunner().invoke(command, [str(pretrained), f"--data={tmp_path}", "--sentences=5", "--tokens=100",
@@ -80,35 +81,34 @@ def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary,
     encoder = TextEncoder(vocabulary)
     encoder.word_marks = [False] * len(encoder), [False] * len(encoder)  # as where no piece begins with a blank
     with pytest.raises(ValueError, match="0 sentences of 6 to 30 words, not 5; a word has .* --language of the text"):
-        held_out_sentences(task, encoder, 5)
+        held_out_sentences(text, encoder, 5)
 
 
 def test_without_positions_the_order_makes_no_difference(nopos, pretrained, vocabulary):
     for checkpoint, sensitive in ((nopos, False), (pretrained, True)):
-        model, task = load_model(checkpoint, vocabulary)
+        model, text = load_model(checkpoint, vocabulary)
         if sensitive:
-            model.encoder.positions["t5"].table.weight.data *= 50  # two updates have taught it little
-        margins = order_sensitivity(model, held_out_sentences(task, TextEncoder(vocabulary), 8))
+            model.tupe.encoder.positions["t5"].table.weight.data *= 50  # two updates have taught it little
+        margins = order_sensitivity(model, held_out_sentences(text, TextEncoder(vocabulary), 8))
         assert (np.abs(margins) > 1e-4).any() == sensitive
 
 
 def test_losses_are_those_of_the_criterion(pretrained, vocabulary):
-    model, task = load_model(pretrained, vocabulary)
-    losses = token_losses(model, task, 200, batch=3)
-    data, total, positions, lengths = task.dataset("valid"), [], [], []
+    model, text = load_model(pretrained, vocabulary)
+    losses = token_losses(model, text, 200, batch=3)
+    data, total, positions, lengths = text.blocks("valid"), [], [], []
     for i in range(losses.block.max() + 1):
-        sample = data.collater([data[i]])
-        target, ids = sample["target"][0], sample["net_input"]["src_tokens"]
+        ids, target = (torch.from_numpy(part) for part in data[0, i])
         with torch.no_grad():
-            logits = model(ids)[0][0]
-        for place in target.ne(1).nonzero().flatten().tolist():
+            logits = model(ids[None]).logits[0]
+        for place in target.ne(-100).nonzero().flatten().tolist():
             total.append(float(F.cross_entropy(logits[place], target[place])))
             positions.append(place)
-            lengths.append(int(ids.ne(1).sum()))
+            lengths.append(len(ids))
     np.testing.assert_allclose(losses.loss, total, atol=1e-4)
     assert losses.position.tolist() == positions and losses.length.tolist() == lengths
     with pytest.raises(ValueError, match="fewer than"):
-        token_losses(model, task, 10**6)
+        token_losses(model, text, 10**6)
 
 
 def test_groups_and_errors_of_losses():
@@ -124,24 +124,24 @@ def test_groups_and_errors_of_losses():
 
 
 def test_uniform_attention_of_cls_is_one():
-    model = build("tupe_a_tiny", max_positions=32).eval()
+    model = build_masked_lm("tupe_a_tiny", max_positions=32).eval()
     tokens = torch.randint(4, 50, (3, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        for layer in model.encoder.layers:
+        for layer in model.tupe.encoder.layers:
             layer.attention.qkv.weight.zero_()
     assert cls_attention(model, tokens) == pytest.approx(np.ones((2, 2)), abs=1e-5)  # theta is a constant
     with torch.no_grad():
-        model.encoder.layers[1].attention.qkv.weight.normal_()
+        model.tupe.encoder.layers[1].attention.qkv.weight.normal_()
     ratio = cls_attention(model, tokens)
-    weights = model.encoder.attention_weights(tokens, 1)[:, :, 0, 1:9].sum(-1).mean(0) / (8 / 32)
+    weights = model.tupe.encoder.attention_weights(tokens, 1)[:, :, 0, 1:9].sum(-1).mean(0) / (8 / 32)
     np.testing.assert_allclose(ratio[1], weights.detach(), atol=1e-5)
     with pytest.raises(ValueError, match="8 positions"):
         cls_attention(model, tokens[:, :9])
 
 
 def test_everything_at_once(pretrained, vocabulary):
-    model, task = load_model(pretrained, vocabulary)
-    content = evaluate(model, task, TextEncoder(vocabulary), sentences=10, tokens=300)
+    model, text = load_model(pretrained, vocabulary)
+    content = evaluate(model, text, TextEncoder(vocabulary), sentences=10, tokens=300)
     assert 0 <= content["order"]["accuracy"] <= 1 and content["loss"]["error"] > 0
     by_position = content["loss"]["by_position"].values()
     assert sum(count for _, count in by_position) == content["loss"]["tokens"]
@@ -149,7 +149,7 @@ def test_everything_at_once(pretrained, vocabulary):
     assert len(sums) == len(tokens) > 1 and tokens.sum() == content["loss"]["tokens"]
     assert sums.sum() / tokens.sum() == pytest.approx(content["loss"]["mean"], abs=1e-3)
     assert np.shape(content["cls"]["ratio"]) == (2, 2)
-    blocks = blocks_of_length(task, 20, 16)
+    blocks = blocks_of_length(text, 20, 16)
     assert blocks.shape == (16, 20) and (blocks[:, 0] == 0).all()
 
 
@@ -158,8 +158,8 @@ def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, 
     state = read_checkpoint(nopos)
     state["cfg"]["model"]["autocast"] = "bf16"
     torch.save(state, tmp_path / "autocast.pt")
-    model, task = load_model(tmp_path / "autocast.pt", vocabulary)
-    scores = order_scores(model, held_out_sentences(task, TextEncoder(vocabulary), 8))
+    model, text = load_model(tmp_path / "autocast.pt", vocabulary)
+    scores = order_scores(model, held_out_sentences(text, TextEncoder(vocabulary), 8))
     assert scores["accuracy"] == 0.5 and abs(scores["margin"]) < 1e-4
 
 

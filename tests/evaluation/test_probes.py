@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import build
+from helpers import build_masked_lm
 
 from tupe.attention import Plain
 from tupe.evaluation.probes import (
@@ -25,6 +25,7 @@ from tupe.evaluation.probes import (
 from tupe.positions import Dims
 from tupe.schemes import T5, frequencies, toeplitz
 
+SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(49)), "<mask>"]
 OFFSETS = np.arange(8)[None] - np.arange(8)[:, None]  # j - i
 RANDOM = np.random.default_rng(0).random((8, 8))
 
@@ -83,50 +84,49 @@ def test_measures_leave_out_the_special_positions():
 
 
 def test_identical_words():
-    model = build("bert_r_tiny", max_positions=12).eval()
-    mean_attention = identical_word_attention(model, words=3, seed=5)
+    model = build_masked_lm("bert_r_tiny", max_positions=12).eval()
+    mean_attention = identical_word_attention(model, SYMBOLS, words=3, seed=5)
     assert mean_attention.shape == (12, 12) and mean_attention.sum(1) == pytest.approx(np.ones(12))
     # By hand: the same words one after the other.
-    d = model.dictionary
-    words = np.random.default_rng(5).choice(np.arange(d.nspecial, len(d)), 3, replace=False)
+    words = np.random.default_rng(5).choice(np.arange(4, 53), 3, replace=False)
     total = 0
     for word in words:
-        tokens = torch.tensor([[d.bos(), *[word] * 10, d.eos()]])
-        total = total + model.encoder.attention_weights(tokens)[0].mean(0).detach().numpy() / 3
+        tokens = torch.tensor([[0, *[word] * 10, 2]])
+        total = total + model.tupe.encoder.attention_weights(tokens)[0].mean(0).detach().numpy() / 3
     np.testing.assert_allclose(mean_attention, total, atol=1e-6)
 
 
 @pytest.mark.parametrize("layer", [-1, 2])
 def test_layers_that_are_not_there(layer):
-    model = build("tupe_r_tiny", max_positions=12).eval()
-    for probe in (identical_word_attention, positional_logits):
+    model = build_masked_lm("tupe_r_tiny", max_positions=12).eval()
+    for probe, more in ((identical_word_attention, [SYMBOLS]), (positional_logits, [])):
         with pytest.raises(ValueError, match=f"layer {layer + 1}; .* 1 to 2"):
-            probe(model, layer=layer)
+            probe(model, *more, layer=layer)
 
 
 def test_identical_words_without_positions_say_nothing():
-    model = build("bert_a_tiny", max_positions=12, position="nopos").eval()
-    values = measures(identical_word_attention(model, words=4))
+    model = build_masked_lm("bert_a_tiny", max_positions=12, position="nopos").eval()
+    values = measures(identical_word_attention(model, SYMBOLS, words=4))
     assert values["direction balance"] == pytest.approx(1, abs=1e-5)
     assert values["symmetry violation"] < 1e-7
 
 
 def test_four_correlations_sum_to_the_logits():
     torch.manual_seed(0)
-    model = build("bert_a_tiny", max_positions=20).double().eval()
+    model = build_masked_lm("bert_a_tiny", max_positions=20).double().eval()
     with torch.no_grad():
-        for name, parameter in model.encoder.named_parameters():
+        for name, parameter in model.tupe.encoder.named_parameters():
             if "bias" in name or "norm" in name:  # their initial zeros and ones would hide mistakes
                 parameter.add_(torch.randn_like(parameter))
     tokens = torch.arange(4, 24)
     parts = four_correlations(model, tokens)
     assert list(parts) == ["word-word", "word-position", "position-word", "position-position", "remainder"]
-    q, k, _ = model.encoder.layers[0].attention.project(model.encoder.embed(tokens[None]))
+    q, k, _ = model.tupe.encoder.layers[0].attention.project(model.tupe.encoder.embed(tokens[None]))
     logits = q[0] @ k[0].transpose(1, 2) / math.sqrt(64)
     torch.testing.assert_close(sum(parts.values()), logits, rtol=0, atol=1e-12)
     # Each part is what its name says: without its factor it vanishes.
     with torch.no_grad():
-        model.encoder.positions.absolute.table.weight.zero_()
+        model.tupe.encoder.positions.absolute.table.weight.zero_()
     gone = four_correlations(model, tokens)
     assert all(gone[name].abs().max() == 0 for name in gone if "position" in name)
     assert gone["word-word"].abs().max() > 0
@@ -146,32 +146,35 @@ def test_four_correlations_sum_to_the_logits():
 )
 def test_four_correlations_need_logits_of_words_and_positions_only(arch, options, message):
     with pytest.raises(ValueError, match=message):
-        four_correlations(build(arch, max_positions=16, **options), torch.arange(8))
+        four_correlations(build_masked_lm(arch, max_positions=16, **options), torch.arange(8))
 
 
 def test_lengths_that_do_not_fit_are_refused():
-    model = build("tupe_r_tiny", max_positions=16).eval()
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
     for length in (2, 17):
         with pytest.raises(ValueError, match=f"a length of {length}; valid: 3 to 16"):
-            identical_word_attention(model, words=2, length=length)
+            identical_word_attention(model, SYMBOLS, words=2, length=length)
     with pytest.raises(ValueError, match="valid: 2 to 16"):
         positional_logits(model, 17)
-    assert measures(identical_word_attention(model, words=2, length=3))["translation violation with [CLS], [SEP]"] > 0
+    assert (
+        measures(identical_word_attention(model, SYMBOLS, words=2, length=3))["translation violation with [CLS], [SEP]"]
+        > 0
+    )
 
 
 def test_four_correlations_need_positions():
     with pytest.raises(ValueError, match="nopos"):
-        four_correlations(build("bert_a_tiny", position="nopos"), torch.arange(8))
+        four_correlations(build_masked_lm("bert_a_tiny", position="nopos"), torch.arange(8))
 
 
 def test_positional_logits_are_the_models():
-    model = build("tupe_r_tiny", max_positions=16).eval()
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
     logits = positional_logits(model)
-    (terms, *_) = model.encoder.layer_inputs(16)
+    (terms, *_) = model.tupe.encoder.layer_inputs(16)
     torch.testing.assert_close(logits, terms.prepared.bias)
     assert logits.shape == (2, 16, 16)
     with pytest.raises(ValueError, match="absolute"):
-        positional_logits(build("bert_a_tiny"))
+        positional_logits(build_masked_lm("bert_a_tiny"))
 
 
 @pytest.mark.parametrize("length", [33, 129, 512])
@@ -190,23 +193,23 @@ def test_patterns(length):
 
 
 def test_t5_bias_by_offset():
-    model = build("bert_r_tiny", max_positions=300)
-    torch.nn.init.normal_(model.encoder.positions.t5.table.weight)
+    model = build_masked_lm("bert_r_tiny", max_positions=300)
+    torch.nn.init.normal_(model.tupe.encoder.positions.t5.table.weight)
     offsets, bias = t5_bias(model)
     logits = positional_logits(model)
     assert offsets[0] == -128 and offsets[-1] == 128
     for offset, value in zip(offsets, bias.T, strict=True):
         assert (logits[:, 150, 150 + offset].numpy() == value).all()
     with pytest.raises(ValueError, match="absolute"):
-        t5_bias(build("bert_a_tiny"))
+        t5_bias(build_masked_lm("bert_a_tiny"))
 
 
 @pytest.mark.parametrize("position", ["sinusoidal_learned", "shaw_sinusoidal_learned"])
 def test_phi(position):
-    model = build("bert_a_tiny", position=position)
+    model = build_masked_lm("bert_a_tiny", position=position)
     m, before, after = phi(model, reach=10)
     assert list(m) == list(range(11)) and before == pytest.approx(after, rel=1e-5)
-    scheme = model.encoder.positions[position]
+    scheme = model.tupe.encoder.positions[position]
     with torch.no_grad():
         scheme.log_omega.add_(math.log(2))
     _, before, after = phi(model, reach=10)
@@ -216,15 +219,15 @@ def test_phi(position):
         assert before[step] == pytest.approx((omega * step).cos().sum().item(), rel=1e-5)
         assert after[step] == pytest.approx((omega * step * 2).cos().sum().item(), rel=1e-5, abs=1e-5)
     with pytest.raises(ValueError, match="frequencies"):
-        phi(build("bert_a_tiny"))
+        phi(build_masked_lm("bert_a_tiny"))
 
 
 def test_position_vectors():
-    absolute, untied = build("bert_a_tiny", max_positions=9), build("tupe_a_tiny", max_positions=9)
-    assert (position_vectors(absolute) == absolute.encoder.positions.absolute.table.weight.detach().numpy()).all()
+    absolute, untied = build_masked_lm("bert_a_tiny", max_positions=9), build_masked_lm("tupe_a_tiny", max_positions=9)
+    assert (position_vectors(absolute) == absolute.tupe.encoder.positions.absolute.table.weight.detach().numpy()).all()
     assert position_vectors(untied).shape == (9, 128)
     with pytest.raises(ValueError, match="t5"):
-        position_vectors(build("bert_a_tiny", position="t5"))
+        position_vectors(build_masked_lm("bert_a_tiny", position="t5"))
 
 
 # The paper's proposition 1: a Toeplitz matrix is B = G D G*, so a bias by offset is a product of position vectors.
@@ -245,10 +248,10 @@ def test_proposition_1(n):
 
 
 def test_attention_weights_of_a_later_layer():
-    model = build("tupe_r_tiny", max_positions=16).eval()
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
     tokens = torch.randint(4, 40, (2, 16))
-    _, hiddens = model.encoder(tokens, return_all_hiddens=True)
-    q, k, _ = model.encoder.layers[1].attention.project(hiddens[1])
-    terms = model.encoder.layer_inputs(tokens.size(1))[1]
-    expected = Plain().weights(q, k, None, terms.prepared, model.encoder.positions.scale)
-    torch.testing.assert_close(model.encoder.attention_weights(tokens, layer=1), expected)
+    _, hiddens = model.tupe.encoder(tokens, return_all_hiddens=True)
+    q, k, _ = model.tupe.encoder.layers[1].attention.project(hiddens[1])
+    terms = model.tupe.encoder.layer_inputs(tokens.size(1))[1]
+    expected = Plain().weights(q, k, None, terms.prepared, model.tupe.encoder.positions.scale)
+    torch.testing.assert_close(model.tupe.encoder.attention_weights(tokens, layer=1), expected)

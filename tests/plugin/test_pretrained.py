@@ -6,7 +6,8 @@ from fairseq import models
 from helpers import PLUGIN, fairseq_arguments, finetune, load, train
 
 from tupe import positions
-from tupe.checkpoints.convert import architecture_of, core_options
+from tupe.checkpoints.convert import core_options
+from tupe.common.architectures import architecture_of
 from tupe.plugin.electra import ElectraConfig
 from tupe.plugin.model import TUNABLE, TupeModel
 from tupe.plugin.pretrained import FromCheckpointConfig, structure, variant

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from helpers import ended, finetune, fork_tupe, table
 from safetensors.torch import load_file, save_file
 
-from tupe.checkpoints.folders import as_file
+from tupe.checkpoints.files import as_file
 from tupe.cli import main
 from tupe.common.record import REFUSED, STOPPED, fingerprint, read, updates_of
 from tupe.experiments.grid import Sweep
@@ -158,7 +158,7 @@ def test_a_model_that_is_not_all_there_is_refused(small, learnable, tmp_path):
         assert result.exit_code == REFUSED and "model.safetensors cannot be read" in result.output, engine
 
 
-def test_a_file_of_fairseq_s_and_another_vocabulary_are_refused(small, learnable, tmp_path):
+def test_another_file_and_another_vocabulary_are_refused(small, learnable, tmp_path):
     def said(checkpoint, data=learnable):
         where = [f"--data={data}", f"--checkpoint={checkpoint}", f"--output={tmp_path / 'run'}", "--task=CoLA"]
         result = CliRunner().invoke(main, ["finetune", "--engine=transformers", *where, *TINY])
@@ -166,18 +166,18 @@ def test_a_file_of_fairseq_s_and_another_vocabulary_are_refused(small, learnable
         return result.output
 
     torch.save({"model": {}}, tmp_path / "model.pt")
-    assert "`tupe checkpoint export` makes one of a file" in said(tmp_path / "model.pt")
+    assert "model.pt is no checkpoint of this project" in said(tmp_path / "model.pt")
     other = tmp_path / "other"
     other.mkdir()
     for path in small.glob("*.*"):
         if path.is_file():
             (other / path.name).write_bytes(path.read_bytes())
     (other / "dict.txt").write_text("".join(reversed((small / "dict.txt").read_text().splitlines(keepends=True))))
-    assert "was prepared with another vocabulary than" in said(other)
+    assert "dict.txt has as many types as the model's dictionary, but other ones" in said(other)
     longer = shutil.copytree(learnable, tmp_path / "longer")
     for folder in (other, longer):
         (folder / "dict.txt").write_text((small / "dict.txt").read_text() + "further 1\n")
-    assert re.search("other/dict.txt makes .* types, the model has .*: another model's", said(other, longer))
+    assert re.search("longer/dict.txt makes .* types, the model has .*: another model's", said(other, longer))
 
 
 @pytest.mark.parametrize("keep_best", [False, True])

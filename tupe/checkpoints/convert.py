@@ -5,84 +5,75 @@ the tensors strictly.
 """
 
 import argparse
-import functools
-import io
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 import torch
-from fairseq import models
-from fairseq.data import Dictionary
-from fairseq.tasks.masked_lm import MaskedLMTask
-from omegaconf import OmegaConf
-from torch import nn
 
 from ..common import options
-from ..common.glue import Glue
 from ..common.options import FILE, Command
 from ..common.record import write_together
-from ..common.safe_load import load_safely, read_config, tensors_of
+from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, with_our_ids
-from ..encoder import PARTS, LMHead, ModelConfig, names_in
-from ..plugin.gate import read_checkpoint
-from ..plugin.model import NAMES
-from ..plugin.pretrained import check_dictionary, load_dictionary
+from ..encoder import PARTS, ModelConfig, names_in
 from ..positions import canonical, parse, same_position
 from ..text import MASK, TextEncoder, load_tokenizer
-from ..training.recipe import architecture_of
-from .export import check_finite, weights_from_export
-from .files import configuration, new_checkpoint, save_atomically
+from .export import check_finite
+from .files import save_atomically
+from .trained import (
+    NAMES,
+    Trained,
+    add_lm_head,
+    check_dictionary,
+    keep_labels,
+    of_export,
+    read_hugging_face,
+    read_model,
+    symbols_of,
+)
 
 logger = logging.getLogger(__name__)
+SPECIALS = TextEncoder.SPECIALS
 
 
 # ------------------------------------------------------------------------------------------------- what all ways share
 
 
-def core_options(options: Mapping) -> ModelConfig:
+def build(weights: dict, options: dict) -> Trained:
+    """A model of these weights under our names, and of options under fairseq's. Raises ValueError for weights that do
+    not fit."""
+    trained = Trained(core_options(options), weights)
+    trained.check()
+    return trained
+
+
+def core_options(options: dict) -> ModelConfig:
     """Of model options under fairseq's names; those that are not given are the default."""
     return ModelConfig(**{ours: options[theirs] for ours, theirs in NAMES.items() if theirs in options})
 
 
-def build_checkpoint(weights: dict, options: dict, dictionary: Dictionary) -> dict:
-    """A checkpoint of this project. weights: model state without settings and fingerprints; options: of the model.
-    Raises ValueError for weights that do not fit."""
-    rows = len(weights["encoder.tokens.weight"])
-    if rows != len(dictionary):
-        raise ValueError(
-            f"the checkpoint has {rows} token vectors, the dictionary {len(dictionary)} types ({MASK} and the four "
-            "special tokens included); give the dict.txt that the model was trained with"
-        )
-    cfg = configuration(architecture_of(core_options(options)), options)
-    model = build_model(cfg, dictionary)
-    settings = {key: value for key, value in model.state_dict().items() if key.endswith("_extra_state")}
-    try:
-        tensors = {**settings, **weights}
-        model.load_state_dict(tensors, strict=True, model_cfg=model.cfg)  # type: ignore[call-arg]  # fairseq's
-    except RuntimeError as error:  # tensors that are missing, unknown or of other sizes
-        raise ValueError(f"the tensors are not those of the model that the options describe: {error}") from error
-    return new_checkpoint(cfg, model.state_dict())
-
-
-def build_model(cfg: dict, dictionary: Dictionary) -> nn.Module:
-    """The model that a checkpoint's configuration describes; loading weights into it creates their classification
-    heads."""
-    model_cfg = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
-    return models.build_model(model_cfg, MaskedLMTask(OmegaConf.create(cfg["task"]), dictionary))
-
-
-def write(checkpoint: dict, files: dict[str, bytes], output: str | Path) -> Path:
+def write(trained: Trained, files: dict[str, bytes], output: str | Path, symbols: list[str]) -> Path:
     """Write checkpoint.pt and other files, {name: contents}, to the folder `output`; returns the checkpoint's path.
 
     Raises ValueError, before it writes anything, if the folder has a checkpoint, or these files with other contents,
-    and for weights that are not finite.
+    for weights that are not finite, and for a dictionary of another size.
     """
-    check_finite(checkpoint["model"])
-    write_together(output, {**files, "checkpoint.pt": functools.partial(save_atomically, checkpoint)})
+    check_finite(trained.weights)
+    if trained.types != len(symbols):
+        raise ValueError(
+            f"the checkpoint has {trained.types} token vectors, the dictionary {len(symbols)} types ({MASK} and the "
+            "four special tokens included); give the dict.txt that the model was trained with"
+        )
+    return write_file(trained.state(symbols), files, output)
+
+
+def write_file(state: dict, files: dict[str, bytes], output: str | Path) -> Path:
+    """The same of the contents of checkpoint.pt."""
+    write_together(output, {**files, "checkpoint.pt": lambda path: save_atomically(state, path)})
     return Path(output) / "checkpoint.pt"
 
 
@@ -183,8 +174,8 @@ RELEASED_OPTIONS = [  # under fairseq's names
 ]  # fmt: skip
 
 
-def from_released(path: str | Path, dictionary_file: str | Path, heads: int | None = None) -> dict:
-    """A checkpoint file of the released code -> one of ours. heads: number of heads, if the file does not give it.
+def from_released(path: str | Path, heads: int | None = None) -> Trained:
+    """A checkpoint file of the released code -> our model. heads: number of heads, if the file does not give it.
 
     Raises ValueError for a file or a model that cannot be converted.
     """
@@ -205,39 +196,37 @@ def from_released(path: str | Path, dictionary_file: str | Path, heads: int | No
         raise ValueError(f"{path} does not give the number of attention heads; use --heads")
     if args.get("activation_fn", "gelu") != "gelu" or args.get("encoder_normalize_before"):
         raise ValueError(f"{path}: only post-layer-norm models with GELU are supported")
-    return build_checkpoint(weights, options, load_dictionary(dictionary_file))
+    return build(weights, options)
 
 
-def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
-    """Our checkpoint -> one that the released code reads (its options as an `argparse.Namespace`).
+def to_released(trained: Trained) -> dict:
+    """Our model -> a checkpoint that the released code reads (its options as an `argparse.Namespace`).
 
     The released code has only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax. Raises ValueError
-    for other models, and for another model's dictionary.
+    for other models.
     """
-    checkpoint = read_checkpoint(path)
-    model = checkpoint["cfg"]["model"]
+    model = {theirs: getattr(trained.config, ours) for ours, theirs in NAMES.items()}
     possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
     parts = [name for name in PARTS["transformer"] if model.get(name, "auto") != "auto"]
     kind = {key: model[key] for key in ("position", *possible, *parts)}
     relative = same_position(kind["position"], "untied+t5")
     if {**kind, "position": ""} != {**possible, "position": ""} or not (relative or kind["position"] == "untied"):
         raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
-    if model["_name"].startswith("electra"):
+    if trained.name.startswith("electra"):
         raise ValueError("the released code has no ELECTRA")
-    check_dictionary(checkpoint, dictionary_file)
     options = {key: model[key] for key in RELEASED_OPTIONS}
     size = "large" if options[NAMES["layers"]] == 24 else "base"
-    tokens = checkpoint["cfg"]["task"].get("tokens_per_sample", options["max_positions"])
+    tokens = trained.task.get("tokens_per_sample", options["max_positions"])
     args = argparse.Namespace(
         **options, arch=f"bert_{size}", task="masked_lm", criterion="masked_lm", data=".", tokens_per_sample=tokens,
         activation_fn="gelu", encoder_normalize_before=False, embedding_normalize=True,
         rel_pos=relative, mask_prob=0.15, leave_unmasked_prob=0.1, random_token_prob=0.1,
-        mask_whole_words=False, sample_break_mode="complete", seed=checkpoint["cfg"]["common"]["seed"],
+        mask_whole_words=False, sample_break_mode="complete", seed=trained.cfg.get("common", {}).get("seed", 1),
     )  # fmt: skip
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     return {
         "args": args,
-        "model": weights_to_released(checkpoint["model"]),
+        "model": weights_to_released(trained.weights),
         "optimizer_history": [history],
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "val_loss": None},
         "last_optimizer_state": None,
@@ -245,59 +234,6 @@ def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------------ Hugging Face
-
-
-def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
-    """(config.json, tensors) of a folder that `save_pretrained` wrote. Raises ValueError for another folder."""
-    folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        what = "no config.json: not a Hugging Face checkpoint"
-        if (folder / "adapter_config.json").is_file():
-            what = "only an adapter: save what merge_and_unload() makes of it"
-        raise ValueError(f"{folder} has {what}")
-    config = read_config(folder / "config.json")
-    if (tensors := folder / "model.safetensors").is_file():
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
-        try:
-            return config, load(tensors.read_bytes())
-        except SafetensorError as error:
-            raise ValueError(f"{tensors} cannot be read: {error}") from None
-    if (folder / "pytorch_model.bin").is_file():
-        tensors = folder / "pytorch_model.bin"
-        return config, tensors_of({"model": load_safely(tensors)}, tensors)
-    raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin (shards: save them as one)")
-
-
-def from_export(config: dict, weights: dict, dictionary_file: str | Path) -> dict:
-    """An export of `tupe checkpoint export`, or what transformers saved of it -> our checkpoint; a missing LM head is
-    initialised."""
-    weights, options = weights_from_export(config, floats(weights))
-    add_lm_head(weights, core_options(options))
-    checkpoint = build_checkpoint(weights, options, load_dictionary(dictionary_file))
-    keep_labels(checkpoint, config, config.get("classifier_name", "sentence_classification_head"))
-    return checkpoint
-
-
-def keep_labels(checkpoint: dict, config: dict, head: str) -> None:
-    """Keep the names of a head's classes, in the order of its outputs, where config.json has others than LABEL_0, and
-    the range of a regression's labels."""
-    names = [name for _, name in sorted((config.get("id2label") or {}).items(), key=lambda pair: int(pair[0]))]
-    weight = checkpoint["model"].get(f"classification_heads.{head}.out_proj.weight")
-    if weight is not None and len(names) == len(weight) and not all(name.startswith("LABEL_") for name in names):
-        checkpoint["task_state"] = {"labels": {head: names}}
-        if len(names) == 1 and (known := config.get("label_range")):
-            regression = Glue((), names[0], (), ("pearson", "spearman"), bottom=known[0], top=known[1], own=True)
-            checkpoint["task_state"]["layout"] = regression.plain()
-
-
-def add_lm_head(weights: dict, config: ModelConfig) -> None:
-    """Add an initialised language-model head if there is none. config: what the head needs of it."""
-    if "lm_head.bias" not in weights:
-        logger.warning("no language-model head found; a new one is initialised")
-        fresh = LMHead(config.width, len(weights["encoder.tokens.weight"]), config=config).state_dict()
-        weights.update({f"lm_head.{key}": value for key, value in fresh.items()})
 
 
 BERT = [  # (a part of a name in BERT, the same part in ours)
@@ -321,10 +257,10 @@ BERT_OPTIONS = {  # name in config.json, which is also that of our export -> our
 }
 
 
-def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, Dictionary, dict[str, bytes]]:
-    """Of a BERT's folder: its ids in the order of our dictionary, the dictionary, and {name: contents} of its tokeniser
-    with our ids. Both texts of a pair are of the one segment that the model has. longest: tokens of a text. Raises
-    ValueError for a folder without a tokeniser of the library `tokenizers`, and for ids with gaps."""
+def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, list[str], dict[str, bytes]]:
+    """Of a BERT's folder: its ids in the order of our dictionary, the dictionary's types, and {name: contents} of its
+    tokeniser with our ids. Both texts of a pair are of the one segment that the model has. longest: tokens of a text.
+    Raises ValueError for a folder without a tokeniser of the library `tokenizers`, and for ids with gaps."""
     from tokenizers import processors
 
     content, roles, file = their_tokenizer(folder)
@@ -335,14 +271,13 @@ def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, Diction
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[begin, "$A", end], pair=[begin, "$A", end, "$B:0", end], special_tokens=[(begin, 0), (end, 2)]
     )
-    ours, dictionary, types = tokenizer.to_str(), Dictionary(), tokenizer.get_vocab()
-    for name in names_in_dictionary(ours)[dictionary.nspecial :]:
-        dictionary.add_symbol(name)
+    ours, types = tokenizer.to_str(), tokenizer.get_vocab()
+    symbols = [*SPECIALS, *names_in_dictionary(ours)[len(SPECIALS) :]]
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
     names |= {**{ROLES[role][0]: token for role, token in roles.items()}, "model_max_length": longest}
     files = {"tokenizer.json": ours, "tokenizer_config.json": json.dumps(names, allow_nan=False)}
     order = torch.tensor([ids[token] for token in sorted(types, key=types.get)])
-    return order, dictionary, {name: text.encode() for name, text in files.items()}
+    return order, symbols, {name: text.encode() for name, text in files.items()}
 
 
 def tokenizer_settings(file: Path) -> bytes:
@@ -382,15 +317,15 @@ def renamed(folder: str | Path, state: dict, names: list[tuple[str, str]], order
     return {**weights, **{key: weights[key][order] for key in by_token}}
 
 
-def from_bert(folder: str | Path) -> tuple[dict, Dictionary, dict[str, bytes]]:
-    """A Hugging Face BERT -> (a `bert_a` checkpoint, its dictionary, {name: contents} of its tokeniser).
+def from_bert(folder: str | Path) -> tuple[Trained, list[str], dict[str, bytes]]:
+    """A Hugging Face BERT -> (a `bert_a` model, the types of its dictionary, {name: contents} of its tokeniser).
 
     The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_tokens`.
     BERT's next-sentence head is left out, and with a warning the heads of tokens and of answers. A classifier with a
     pooler becomes the head sentence_classification_head. Raises ValueError for a model with anything else.
     """
     config, state = read_known(folder, BERT_ALWAYS, BERT_OPTIONS)
-    order, dictionary, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
+    order, symbols, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
     state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
     state = {
         key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
@@ -430,9 +365,9 @@ def from_bert(folder: str | Path) -> tuple[dict, Dictionary, dict[str, bytes]]:
     )
     add_lm_head(weights, ModelConfig(width=config["hidden_size"]))
     options = {"position": "absolute", "cls": "tied", **{ours: config[key] for key, ours in BERT_OPTIONS.items()}}
-    checkpoint = build_checkpoint(weights, options, dictionary)
-    keep_labels(checkpoint, config, "sentence_classification_head")
-    return checkpoint, dictionary, tokenizer
+    trained = build(weights, options)
+    keep_labels(trained, config, "sentence_classification_head")
+    return trained, symbols, tokenizer
 
 
 MODERNBERT = [  # (a part of a name in ModernBERT, the same part in ours)
@@ -467,12 +402,12 @@ def rotated_columns(qkv: torch.Tensor, heads: int, back: bool = False) -> torch.
     return torch.cat([rows[:2].flatten(0, 3), qkv[2 * len(qkv) // 3 :]])
 
 
-def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary, dict[str, bytes]]:
-    """A Hugging Face ModernBERT -> (a `modernbert` checkpoint, and the same). Token ids change to fairseq's order: see
+def from_modernbert(folder: str | Path) -> tuple[Trained, list[str], dict[str, bytes]]:
+    """A Hugging Face ModernBERT -> (a `modernbert` model, and the same). Token ids change to fairseq's order: see
     `bert_tokens`. Raises ValueError for a model with other parts than the released ones, or another head than
     the language model's."""
     config, state = read_known(folder, MODERNBERT_ALWAYS, (*MODERNBERT_OPTIONS, "local_attention", "vocab_size"))
-    order, dictionary, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
+    order, symbols, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
     state = {key.removeprefix("model."): value for key, value in floats(state).items()}
     if (table := state.get("embeddings.tok_embeddings.weight")) is None:
         raise ValueError(f"{folder}: the model has no embeddings.tok_embeddings.weight")
@@ -505,18 +440,15 @@ def from_modernbert(folder: str | Path) -> tuple[dict, Dictionary, dict[str, byt
     parts = [f"rope:base:{bases[0]}:local_base:{bases[1]}:every:{every}", f"window:size:{config['local_attention']}"]
     options |= {"position": canonical("+".join(parts) + f":every:{every}"), "cls": "tied", "block": "modern"}
     add_lm_head(weights, ModelConfig(block="modern", width=config["hidden_size"]))
-    return build_checkpoint(weights, options, dictionary), dictionary, tokenizer
+    return build(weights, options), symbols, tokenizer
 
 
-def to_modernbert(path: str | Path, dictionary_file: str | Path) -> dict[str, bytes]:
-    """Our checkpoint -> {name: contents} of the files of transformers' ModernBertForMaskedLM, with our order of tokens.
-    Raises ValueError for a model that is none, and for another model's dictionary."""
+def to_modernbert(trained: Trained) -> dict[str, bytes]:
+    """Our model -> {name: contents} of the files of transformers' ModernBertForMaskedLM, with our order of tokens.
+    Raises ValueError for a model that is none."""
     from safetensors.torch import save
 
-    checkpoint = read_checkpoint(path)
-    check_dictionary(checkpoint, dictionary_file)
-    saved = checkpoint["cfg"]["model"]
-    model = core_options(saved)
+    model = trained.config
     schemes = {part.name: part.options for part in parse(model.position)}
     rope = {"base": 10000.0, "local_base": 0.0, "every": 3, **schemes.get("rope", {})}
     window = {"size": 128, "every": 3, **schemes.get("window", {})}
@@ -528,11 +460,11 @@ def to_modernbert(path: str | Path, dictionary_file: str | Path) -> dict[str, by
     wanted = {"cls": "tied", "normaliser": "softmax", "segments": "none"}
     wrong += [f"{key} {options[key]}" for key, value in wanted.items() if options[key] != value]
     wrong += [f"{part} {model.part(part)}" for part, word in PARTS["modern"].items() if model.part(part) != word]
-    if wrong or model.block == "gau" or saved["_name"].startswith("electra"):
-        raise ValueError(f"{path} is no ModernBERT: {', '.join(wrong) or saved['_name']}")
-    check_finite(checkpoint["model"])
+    if wrong or model.block == "gau" or trained.name.startswith("electra"):
+        raise ValueError(f"the checkpoint is no ModernBERT: {', '.join(wrong) or trained.name}")
+    check_finite(trained.weights)
     state, table = {}, [(ours, theirs) for theirs, ours in MODERNBERT]
-    for key, value in floats(checkpoint["model"]).items():
+    for key, value in floats(trained.weights).items():
         if key.startswith(("encoder.", "lm_head.")) and not key.endswith("_extra_state"):
             value = rotated_columns(value, model.heads, back=True) if key.endswith("qkv.weight") else value
             theirs = rename(key, table)
@@ -574,12 +506,15 @@ def convert(
         if wrong := [name for name in names if given[name] is not None]:
             raise ValueError(f"{' and '.join(wrong)} cannot be given for {kind}: leave it out")
 
-    if target == "released":
-        refuse("a checkpoint for the released code", "--heads")
-        return write(to_released(source, file), {"dict.txt": file.read_bytes()}, output)
-    if target == "modernbert":
-        refuse("a checkpoint for transformers", "--heads")
-        files = {**to_modernbert(source, file), "dict.txt": file.read_bytes()}
+    if target in ("released", "modernbert"):
+        refuse(f"a checkpoint for {'the released code' if target == 'released' else 'transformers'}", "--heads")
+        trained = read_model(source)
+        check_dictionary(trained.weights, file)
+        files = {"dict.txt": file.read_bytes()}
+        if target == "released":
+            check_finite(trained.weights)
+            return write_file(to_released(trained), files, output)
+        files |= to_modernbert(trained)
         if (tokenizer := file.parent / "tokenizer.json").is_file():
             files |= {tokenizer.name: tokenizer.read_bytes()}
         if (settings := file.parent / "tokenizer_config.json").is_file():
@@ -589,21 +524,22 @@ def convert(
         write_together(Path(output), files)
         return Path(output)
     if not source.is_dir():
-        return write(from_released(source, file, heads), {"dict.txt": file.read_bytes()}, output)
+        trained, symbols = from_released(source, heads), symbols_of(file)
+        return write(trained, {"dict.txt": file.read_bytes()}, output, symbols)
     config, weights = read_hugging_face(source)
     if config.get("model_type") == "tupe":
         refuse("an export, which has its own", "--heads")
-        checkpoint = from_export(config, weights, file)
         others = [source / name for name in TextEncoder.FILES if name != "dict.txt" and (source / name).is_file()]
-        return write(checkpoint, {"dict.txt": file.read_bytes(), **{o.name: o.read_bytes() for o in others}}, output)
+        symbols = symbols_of(file)
+        files = {"dict.txt": file.read_bytes(), **{other.name: other.read_bytes() for other in others}}
+        return write(of_export(config, weights), files, output, symbols)
     if config.get("model_type") in ("bert", "modernbert"):
         refuse("a BERT, whose folder has its own", "--dict", "--heads")
         modern = config["model_type"] == "modernbert"
-        checkpoint, symbols, tokenizer = (from_modernbert if modern else from_bert)(source)
-        symbols.symbols.remove(MASK)  # whoever reads the file adds it again
-        text = io.StringIO()
-        symbols.save(text)
-        return write(checkpoint, {"dict.txt": text.getvalue().encode(), **tokenizer}, output)
+        trained, symbols, tokenizer = (from_modernbert if modern else from_bert)(source)
+        own = [name for name in symbols[len(SPECIALS) :] if name != MASK]  # whoever reads the file adds it again
+        text = "".join(f"{name} 1\n" for name in own)
+        return write(trained, {"dict.txt": text.encode(), **tokenizer}, output, symbols)
     raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; valid: 'bert', 'modernbert', 'tupe'")
 
 

@@ -1,69 +1,81 @@
-"""Writes, averages, strips and merges checkpoint files."""
+"""Averages, strips and merges checkpoints: files of fairseq's and folders of transformers alike."""
 
+import os
 import re
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
-from fairseq import options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from omegaconf import OmegaConf
 
 from ..common import options as choices
 from ..common.safe_load import num_updates
-from ..plugin.gate import read_checkpoint
-from ..plugin.model import spell_names
-from ..plugin.saving import save
-from .export import check_finite
+from .export import check_finite, export
+from .gate import read_checkpoint
+from .trained import Trained, of_state, read_model, updates_of
+
+PARTIAL = ".tmp"  # fairseq's name for files that it has begun to write
+
+
+@contextmanager
+def written_whole(path: str | Path) -> Iterator[Any]:
+    """A file to write, which is on the disk and then replaces `path` if nothing fails, and is deleted otherwise.
+    Readers see the old file or the new one, also after a power failure. Raises ValueError with one line."""
+    partial = Path(f"{path}.{os.getpid()}{PARTIAL}")  # two processes may write the same file
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except Exception as error:
+        full = shutil.disk_usage(partial.parent).free < 2**20
+        with suppress(OSError):  # of a read-only disk
+            partial.unlink(missing_ok=True)
+        if not isinstance(error, (OSError, RuntimeError)):  # RuntimeError: of torch, when it cannot write
+            raise
+        reason = "the disk is full" if full else str(error).partition("\n")[0]
+        raise ValueError(f"{path} cannot be written: {reason}; existing checkpoints are unchanged") from error
 
 
 def save_atomically(state: dict, path: str | Path) -> None:
-    """Write a checkpoint, and its folder, so that readers see the old file or the new one, never half a file."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    save(state, str(path))
+    """Write a checkpoint of fairseq's."""
+    with written_whole(path) as file:
+        torch.save(state, file)
 
 
-def save_new(state: dict, path: str | Path) -> None:
-    """`save_atomically` where there is no file yet. Raises ValueError if there is one, and for weights that are not
-    finite."""
-    if Path(path).exists():
-        raise ValueError(f"{path} exists already; choose another file or remove it")
-    check_finite(state["model"])
-    save_atomically(state, path)
+def write_model(trained: Trained, output: str | Path, data: str | Path | None = None) -> None:
+    """Write a model where nothing is yet: a file of fairseq's if its name ends in .pt, else a folder of transformers.
+    data: the folder of its dict.txt (default: the one that the model names). Raises ValueError if there is something,
+    and for weights that are not finite."""
+    output, data = Path(output), data or trained.task.get("data", ".").split(":")[0]
+    if output.suffix != ".pt":
+        export(trained, output, data, code=False)
+        return
+    if output.exists():
+        raise ValueError(f"{output} exists already; choose another file or remove it")
+    check_finite(trained.weights)
+    state = trained.state()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_atomically(state, output)
 
 
-def configuration(arch: str, model_options: dict, task: str = "tupe_masked_lm", criterion: str = "masked_lm") -> dict:
-    """The configuration, as plain dicts, that fairseq-train would store for `--arch arch` with these model options."""
-    words = [f"--{key.replace('_', '-')}={value}" for key, value in model_options.items()]
-    arguments = [".", f"--arch={arch}", f"--task={task}", f"--criterion={criterion}", "--optimizer=adam", *words]
-    own = {"tupe_masked_lm": [f"--tokens-per-sample={model_options['max_positions']}"]}
-    arguments += own.get(task, [])
-    parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
-    config = convert_namespace_to_omegaconf(parsed)
-    spell_names(config.model)
-    return OmegaConf.to_container(config, resolve=True, enum_to_str=True)
-
-
-def new_checkpoint(cfg: dict, model: dict, task_state: dict | None = None) -> dict:
-    """A checkpoint with this configuration and model state, from which training starts at update 0 with a new
-    optimizer. task_state: of the checkpoint that it is made of, whose labels stay."""
-    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
-    return {
-        "args": None,
-        "cfg": cfg,
-        "model": model,
-        "criterion": {},
-        "optimizer_history": [history],
-        "task_state": {name: value for name, value in (task_state or {}).items() if name in ("labels", "layout")},
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}, "val_loss": None},
-        "last_optimizer_state": None,
-    }
-
-
-def strip(state: dict) -> dict:
-    """The checkpoint without optimizer state: good for use and fine-tuning, not for resuming."""
-    return {**state, "last_optimizer_state": None}
+@contextmanager
+def as_file(checkpoint: str | Path) -> Iterator[Path]:
+    """The file of a checkpoint, for fairseq to train from: of a folder a temporary one."""
+    if not Path(checkpoint).is_dir():
+        yield Path(checkpoint)
+        return
+    state = read_model(checkpoint).state()
+    state["extra_state"]["made_from"] = str(Path(checkpoint).resolve())  # what the run's record is to call it
+    with tempfile.TemporaryDirectory(prefix="tupe-") as folder:
+        save_atomically(state, file := Path(folder, "checkpoint.pt"))
+        yield file
 
 
 def newest(folder: str | Path, count: int) -> list[Path]:
@@ -72,7 +84,7 @@ def newest(folder: str | Path, count: int) -> list[Path]:
 
     Raises ValueError if there are fewer than `count`.
     """
-    paths = {}  # updates -> checkpoint
+    paths = {updates_of(path): path for path in Path(folder).glob("checkpoint-*") if (path / "config.json").is_file()}
     for path in sorted(Path(folder).glob("checkpoint*.pt")):
         state = read_checkpoint(path, mmap=True)
         if "fsdp_metadata" in state:
@@ -84,36 +96,36 @@ def newest(folder: str | Path, count: int) -> list[Path]:
     return [paths[updates] for updates in sorted(paths)[-count:]]
 
 
-def average(paths: Sequence) -> dict:
-    """The last checkpoint with the mean of all weights, without optimizer state.
+def average(paths: Sequence) -> Trained:
+    """The last model with the mean of all weights.
 
     Sums are in float64. Tensors of integers (settings, the dictionary's fingerprint) must be equal everywhere.
     Raises ValueError if the models differ.
     """
     if len(paths) < 2:
         raise ValueError(f"averaging needs at least two checkpoints, not {len(paths)}")
-    total, state = {}, None
+    total, last = {}, None
     for path in paths:
-        state = read_checkpoint(path)
-        model = state["model"]
-        if total and {k: v.shape for k, v in model.items()} != {k: v.shape for k, v in total.items()}:
+        last = read_model(path)
+        if total and {k: v.shape for k, v in last.weights.items()} != {k: v.shape for k, v in total.items()}:
             differ = sorted(
-                k for k in {*model, *total} if k not in model or k not in total or model[k].shape != total[k].shape
-            )
+                k for k in {*last.weights, *total}
+                if k not in last.weights or k not in total or last.weights[k].shape != total[k].shape
+            )  # fmt: skip
             raise ValueError(f"{path} is another model than {paths[0]}: {', '.join(differ[:5])}")
-        for key, value in model.items():
+        for key, value in last.weights.items():
             if not value.is_floating_point():
                 if not torch.equal(total.setdefault(key, value), value):
                     raise ValueError(f"{path} differs from {paths[0]} in {key}: other settings or another dictionary")
             else:
                 total[key] = total[key] + value.double() if key in total else value.double()
-    mean = {k: (v / len(paths)).to(model[k].dtype) if v.is_floating_point() else v for k, v in total.items()}
-    extra = {key: value for key, value in state["extra_state"].items() if key != "best"}
-    return strip({**state, "model": mean, "extra_state": {**extra, "val_loss": None, "averaged": len(paths)}})
+    mean = {k: (v / len(paths)).to(last.weights[k].dtype) if v.is_floating_point() else v for k, v in total.items()}
+    extra = {key: value for key, value in last.extra.items() if key != "best"}
+    return replace(last, weights=mean, extra={**extra, "val_loss": None, "averaged": len(paths)})
 
 
-def merge_shards(paths: Sequence) -> dict:
-    """One checkpoint, without optimizer state, from the shards that `--ddp-backend fully_sharded --use-sharded-state`
+def merge_shards(paths: Sequence) -> Trained:
+    """The model in the shards that `--ddp-backend fully_sharded --use-sharded-state`
     writes (checkpoint_last-shard0.pt, -shard1.pt, ...; one per process, in this order).
 
     For each wrapped module a shard holds a slice of its flattened parameters, padded to equal length, and a description
@@ -153,15 +165,13 @@ def merge_shards(paths: Sequence) -> dict:
         for source, target in module["shared_param_info"]:
             model[prefix + target] = model[prefix + source]
     rest = {key: value for key, value in shards[0]["model"].items() if key not in sharded}  # buffers, settings
-    return strip(
-        {key: value for key, value in {**shards[0], "model": {**model, **rest}}.items() if key != "fsdp_metadata"}
-    )
+    return of_state({**shards[0], "model": {**model, **rest}}, paths[0])
 
 
 # ------------------------------------------------------------------------------------------------------- the commands
 
 INPUT = click.Path(path_type=Path)
-OUTPUT = click.option("--output", type=choices.FILE, required=True, help="The file to write.")
+OUTPUT = click.option("--output", type=choices.FILE, required=True, help="NAME.pt: a file of fairseq's; else a folder.")
 
 
 @click.command("average", cls=choices.Command)
@@ -182,8 +192,8 @@ def average_command(checkpoints, last, output):
 @click.argument("checkpoint", type=INPUT)
 @OUTPUT
 def strip_command(checkpoint, output):
-    """Remove the optimizer state of a checkpoint."""
-    write(strip(read_checkpoint(checkpoint)), [checkpoint], output)
+    """Keep of a checkpoint what is the model: no optimizer state."""
+    write(read_model(checkpoint), [checkpoint], output)
 
 
 @click.command("merge", cls=choices.Command)
@@ -195,9 +205,14 @@ def merge_command(shards, output):
     write(merge_shards(paths), paths, output)
 
 
-def write(state: dict, paths: Sequence, output: Path) -> None:
-    """Write a checkpoint and print its size and those of the files it was made from."""
-    save_new(state, output)
+def write(trained: Trained, paths: Sequence, output: Path) -> None:
+    """Write a model and print its size and those of what it was made from."""
+    write_model(trained, output)
     for path in paths:
-        click.echo(f"read  {path}: {path.stat().st_size:,} bytes")
-    click.echo(f"wrote {output}: {output.stat().st_size:,} bytes")
+        click.echo(f"read  {path}: {size_of(path):,} bytes")
+    click.echo(f"wrote {output}: {size_of(output):,} bytes")
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all in a folder."""
+    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size

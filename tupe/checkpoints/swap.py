@@ -3,74 +3,54 @@
 `tupe pretrain --recipe pretrain_further` continues pre-training from the result.
 """
 
-import copy
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import click
 import torch
-from fairseq import models, tasks
-from fairseq.data import Dictionary
-from omegaconf import OmegaConf
 
 from ..common import options
-from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, split_size
+from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, named, split_size
 from ..common.options import FILE, FOLDER, Command
+from ..encoder import Encoder
 from ..names import cls_beside
 from ..positions import CLS
-from .files import new_checkpoint, save_new
-from .folders import contents_of
+from .files import write_model
+from .trained import EOS, PAD, SETTINGS, Trained, check_dictionary, pack_settings, read_model, settings_of
 
-SEGMENTS, SETTINGS = "encoder.segments.weight", "encoder._extra_state"
-
-
-def dictionary_of(state: dict, data: str | Path | None = None) -> Dictionary:
-    """The dictionary of a checkpoint's task, from its data folder or `data`. Raises ValueError if there is none."""
-    task = {**state["cfg"]["task"], **({"data": str(data)} if data else {})}
-    try:
-        return tasks.setup_task(OmegaConf.create(task)).source_dictionary
-    except FileNotFoundError:
-        raise ValueError(f"dict.txt not found in {task['data']}; give the folder of the training data") from None
+SEGMENTS = "encoder.segments.weight"
 
 
 def swap_position(
-    state: dict,
-    dictionary: Dictionary,
-    position: str,
-    cls: str | None = None,
-    segments: bool = False,
-    seed: int = 1,
-    keep: bool = False,
-) -> dict:
-    """A checkpoint with the weights of `state`, but the position schemes `position` with new parameters.
+    trained: Trained, position: str, cls: str | None = None, segments: bool = False, seed: int = 1, keep: bool = False
+) -> Trained:
+    """A model with the weights of `trained`, but the position schemes `position` with new parameters.
 
-    state: from `folders.contents_of`. dictionary: the one it was trained with. cls: one of `positions.CLS`; None
-    keeps the old one, where it can be kept (`cls_beside`). segments: add segment embeddings, if there are none, for the
-    next-sentence objective. All schemes of `position` get new parameters, even one that the old model has too, unless
-    keep: then parameters of the same name and shape stay as well. It holds no optimizer state, because that
-    belongs to the old parameters. Raises ValueError for another kind of model, another dictionary, or a bad position.
+    cls: one of `positions.CLS`; None keeps the old one, where it can be kept (`cls_beside`). segments: add segment
+    embeddings, if there are none, for the next-sentence objective. All schemes of `position` get new parameters, even
+    one that the old model has too, unless keep: then parameters of the same name and shape stay as well.
+    Raises ValueError for another kind of model, or a bad position.
     """
-    cfg = copy.deepcopy(state["cfg"])
-    valid = [*ARCHITECTURES, *OTHER_BLOCKS]
-    if split_size(cfg["model"]["_name"])[0] not in valid:
-        raise ValueError(f"positions can be swapped in {', '.join(valid)}, not in {cfg['model']['_name']}")
-    cfg["model"].update(position=position, cls=cls or cls_beside(position, cfg["model"]["cls"]))
-    if segments:
-        cfg["model"]["segments"] = "learned"
+    valid, old = [*ARCHITECTURES, *OTHER_BLOCKS], trained.config
+    if split_size(trained.name)[0] not in valid:
+        raise ValueError(f"positions can be swapped in {', '.join(valid)}, not in {trained.name}")
+    config = replace(
+        old, position=position, cls=cls or cls_beside(position, old.cls),
+        segments="learned" if segments else old.segments,
+    )  # fmt: skip
     torch.manual_seed(seed)
-    # Strict loading needs the heads that the checkpoint has, which are not in its configuration.
-    config = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
-    model = models.build_model(config, SimpleNamespace(source_dictionary=dictionary))
-    kept = {key: value for key, value in state["model"].items() if not is_position(key)}
-    new = {k: v for k, v in model.state_dict().items() if is_position(k) or (k == SEGMENTS and k not in kept)}
-    old = {k: v for k, v in state["model"].items() if keep and k in new and k != SETTINGS and v.shape == new[k].shape}
-    model.load_state_dict({**kept, **new, **old})
-    cfg["model"].update(position=model.encoder.positions.name, _name=model.cfg._name)
-    return new_checkpoint(cfg, model.state_dict(), state.get("task_state"))
+    fresh = {f"encoder.{key}": value for key, value in Encoder(trained.types, PAD, EOS, config).state_dict().items()}
+    weights = {key: value for key, value in trained.weights.items() if not is_position(key)}
+    new = {k: v for k, v in fresh.items() if is_position(k) or (k == SEGMENTS and k not in weights)}
+    same = {k: v for k, v in trained.weights.items() if keep and k in new and v.shape == new[k].shape}
+    weights |= {**new, **same, SETTINGS: pack_settings(settings_of(config))}
+    name = {"_name": named(trained.name, config.position, config.cls)}
+    cfg = {**trained.cfg, "model": {**trained.cfg.get("model", {}), **name}}
+    return replace(trained, config=config, weights=weights, cfg=cfg, updates=0, extra={})
 
 
 def is_position(key: str) -> bool:
-    """Whether a key of the state dict belongs to the positions, or holds the settings, which name them."""
+    """Whether a name of a weight belongs to the positions, or is that of the settings, which name them."""
     return key.startswith("encoder.positions.") or key == SETTINGS
 
 
@@ -80,7 +60,7 @@ def is_position(key: str) -> bool:
 @click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: as in the "
               "checkpoint beside `untied`, else tied).")  # fmt: skip
 @click.option("--segments", is_flag=True, help="Add segment embeddings, which the next-sentence objective needs.")
-@click.option("--output", type=FILE, required=True, help="The checkpoint to write.")
+@click.option("--output", type=FILE, required=True, help="NAME.pt: a file of fairseq's; else a folder.")
 @click.option("--data", type=FOLDER, help="The folder of dict.txt (default: that of the training).")
 @click.option("--keep", is_flag=True, help="Keep those parameters of positions that have the same name and shape.")
 @options.seed(help="The seed of the new parameters.")
@@ -92,8 +72,12 @@ def command(checkpoint, position, cls, segments, output, data, keep, seed):
     tupe pretrain --recipe pretrain_further --finetune-from-model swapped.pt ...
     tupe checkpoint swap --checkpoint checkpoint_last.pt --position rope:yarn:4+t5 --keep --output longer.pt
     """
-    state = contents_of(checkpoint)
-    swapped = swap_position(state, dictionary_of(state, data), position, cls, segments, seed, keep)
-    save_new(swapped, output)
-    old, new = (f"{s['cfg']['model']['position']}, [CLS] {s['cfg']['model']['cls']}" for s in (state, swapped))
+    trained = read_model(checkpoint)
+    data = data or Path(trained.task.get("data", ".").split(":")[0])
+    if not (data / "dict.txt").is_file():
+        raise ValueError(f"dict.txt not found in {data}; give the folder of the training data")
+    check_dictionary(trained.weights, data / "dict.txt")
+    swapped = swap_position(trained, position, cls, segments, seed, keep)
+    write_model(swapped, output, data)
+    old, new = (f"{model.config.position}, [CLS] {model.config.cls}" for model in (trained, swapped))
     click.echo(f"{output}: {old} -> {new}")

@@ -163,7 +163,7 @@ def file_of(checkpoint: Path, as_it_is: bool) -> AbstractContextManager[Path]:
     if as_it_is or not checkpoint.is_dir():
         return nullcontext(checkpoint)
     with options.quiet_imports():
-        from ..checkpoints.folders import as_file  # only now, for the same reason as in `run`
+        from ..checkpoints.files import as_file  # only now, for the same reason as in `run`
 
     return as_file(checkpoint)
 

@@ -1,7 +1,13 @@
 """The named architectures: what `--arch` and `model._name` know. A name of `OTHER_BLOCKS` has the sizes of its authors,
 where they have such."""
 
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING
+
 from ..names import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, cls_beside, did_you_mean, split_size
+
+if TYPE_CHECKING:
+    from ..encoder import ModelConfig
 
 OWN_SIZES = {  # of their authors
     "modernbert": (22, 768, 12, 1152),
@@ -40,6 +46,21 @@ def named(architecture: str, position: str, cls: str) -> str:
         return architecture
     of_position = {position: other for other, (position, cls) in family.items() if cls == "tied"}
     return with_size(of_position.get(position, next(iter(family))), size)
+
+
+def architecture_of(model: "ModelConfig") -> str:
+    """The name of the architecture that differs from a model in the fewest options that define it, of its very size or
+    else base."""
+    from ..encoder import ModelConfig  # only here: it imports torch
+
+    free = {f.name for f in fields(ModelConfig) if f.metadata["free"]}
+
+    def differing(name):
+        other, sizes = asdict(ModelConfig(**preset(name))), {"layers", "width", "heads", "ffn"}
+        wrong = {option for option, value in asdict(model).items() if option not in free and value != other[option]}
+        return len(wrong - sizes), bool(wrong & sizes)
+
+    return min((with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES), key=differing)
 
 
 def names() -> list[str]:

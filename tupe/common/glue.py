@@ -100,16 +100,6 @@ def own_task(content: dict) -> Glue:
     return Glue(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
 
 
-def range_of(state: dict, head: str) -> list | None:
-    """`Glue.range` of a classification head in a checkpoint of fairseq; None if it does not say."""
-    task, kept = state["cfg"]["task"], state.get("task_state") or {}
-    if task["_name"] == "glue" and task["classification_head_name"] != head:
-        return None
-    if head in kept.get("labels", {}) and kept.get("layout"):
-        return own_task(kept["layout"]).range
-    return TASKS[glue_name(task["glue_task"])].range if task["_name"] == "glue" else None
-
-
 def task_of(folder: Path) -> Glue:
     """The task that is prepared in a folder: GLUE's of that name, or one with labels of its own, which is then known by
     its name too."""

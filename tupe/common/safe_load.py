@@ -96,21 +96,6 @@ def read_config(path: str | Path) -> dict:
     return config
 
 
-def from_folder(kind: type, folder: str | Path, config: Any = None, **options) -> Any:
-    """`kind.from_pretrained` of a class of `modeling_tupe` and a folder, with what `read_config` knows of its settings.
-    Raises ValueError, with one line, for a folder that cannot be read."""
-    from ..configuration_tupe import TupeConfig
-
-    if (Path(folder) / "adapter_config.json").is_file():  # transformers would load another model, from anywhere
-        raise ValueError(f"{folder} has an adapter; save what merge_and_unload() makes of it")
-    config = config or TupeConfig(**read_config(Path(folder) / "config.json"))
-    try:
-        return kind.from_pretrained(folder, config=config, **options)
-    except Exception as error:  # torch, safetensors and transformers have their own, with a page of words
-        files = (file for name in WEIGHTS if (file := Path(folder) / name).is_file())
-        raise ValueError(f"{next(files, folder)} cannot be read: {' '.join(str(error).split())[:200]}") from error
-
-
 def num_updates(state: dict) -> int:
     """Updates after which a checkpoint was written."""
     return state["optimizer_history"][-1]["num_updates"]

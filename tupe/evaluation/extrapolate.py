@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -23,14 +24,17 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
+from ..checkpoints.trained import BOS, EOS
 from ..common.options import FOLDER, Command, ListOf, output, seed
 from ..common.plotting import curves, save, style
 from ..common.record import write_atomically
 from ..common.tables import TextTable
 from ..encoder import Encoder
 from ..positions import beyond_training, bounded_schemes
-from .loading import labelled, load_model, text_block
-from .model import Model
+from .loading import labelled, load_model, logits_at, text_block
+
+if TYPE_CHECKING:  # transformers takes as long to import as torch
+    from ..modeling_tupe import TupeForMaskedLM
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>
 
@@ -77,22 +81,22 @@ def draw_windows(stream: np.ndarray, trained: int, longest: int, count: int, see
 
 
 @torch.inference_mode()
-def window_losses(model: Model, windows: Windows, length: int, batch_tokens: int = 8192) -> np.ndarray:
+def window_losses(model: "TupeForMaskedLM", windows: Windows, length: int, batch_tokens: int = 8192) -> np.ndarray:
     """[W], the mean loss in bits of each window's scored tokens, in sequences of `length` around its middle."""
     if model.training:
         raise ValueError("call eval() first: dropout would make the losses random")
-    dictionary, size = model.dictionary, length - 2
+    size = length - 2
     begin = (windows.words.shape[1] - size) // 2
     words, masked, scored = (
         torch.from_numpy(part[:, begin : begin + size]) for part in (windows.words, windows.masked, windows.scored)
     )
-    tokens = F.pad(words.masked_fill(masked, dictionary.index("<mask>")), (1, 0), value=dictionary.bos())
-    tokens = F.pad(tokens, (0, 1), value=dictionary.eos())
+    tokens = F.pad(words.masked_fill(masked, model.config.mask_token_id), (1, 0), value=BOS)
+    tokens = F.pad(tokens, (0, 1), value=EOS)
     losses = []
     for rows in torch.arange(len(tokens)).split(max(1, batch_tokens // length)):
         where = F.pad(scored[rows], (1, 1)).nonzero(as_tuple=True)
-        logits, _ = model(tokens[rows], masked_tokens=where, num_tokens=tokens[rows].numel())
-        loss = F.cross_entropy(logits.float(), words[rows][scored[rows]], reduction="none")
+        logits = logits_at(model, tokens[rows], where, tokens[rows].numel())
+        loss = F.cross_entropy(logits, words[rows][scored[rows]], reduction="none")
         losses.append(loss.view(len(rows), -1).double().mean(1) / math.log(2))
     return torch.cat(losses).numpy()
 
@@ -110,23 +114,24 @@ def drawn_positions(encoder: Encoder, seed: int) -> Iterator[None]:
 
 
 def extrapolation(
-    model: Model, stream: np.ndarray, trained: int, multiples: list[int], windows: int, seed: int = 1,
+    model: "TupeForMaskedLM", stream: np.ndarray, trained: int, multiples: list[int], windows: int, seed: int = 1,
     draws: int = 0,
 ) -> list[Loss]:  # fmt: skip
     """The loss at each multiple of the training length that the model can compute, the shortest first; with positions
     0, 1, 2, ..., or the mean over so many draws of positions. Raises ValueError for too little text, or no length that
     can be computed."""
     lengths = [multiple * trained for multiple in sorted(multiples)]
-    limited = bounded_schemes(model.encoder.positions.name)
-    possible = [length for length in lengths if not (limited or draws) or length <= model.max_positions()]
+    encoder, longest = model.tupe.encoder, model.config.max_position_embeddings
+    limited = bounded_schemes(encoder.positions.name)
+    possible = [length for length in lengths if not (limited or draws) or length <= longest]
     if not possible:
         what = f"{' and '.join(limited)} has vectors for" if limited else "positions are drawn from"
-        raise ValueError(f"{what} {model.max_positions()} positions, fewer than {lengths[0]}")
+        raise ValueError(f"{what} {longest} positions, fewer than {lengths[0]}")
     drawn = draw_windows(stream, trained, lengths[-1], windows, seed)  # for all models alike
     by_length, shortest = [], None
     for length in possible:
         if draws:
-            with drawn_positions(model.encoder, seed):
+            with drawn_positions(encoder, seed):
                 losses = np.mean([window_losses(model, drawn, length) for _ in range(draws)], axis=0)
         else:
             losses = window_losses(model, drawn, length)
@@ -196,18 +201,19 @@ def command(checkpoints, data, multiples, length, windows, draws, output, seed):
         raise ValueError(f"--multiples {multiples}: valid are different whole numbers from 1 on")
     results, beyond, scored = {}, {}, {}
     for label, path in labelled(checkpoints).items():
-        model, task = load_model(path, data)
-        # Random positions are drawn from more than a block has, and tables can be longer than it. Fine-tuning has none.
-        length = length or min(model.max_positions(), getattr(task.cfg, "tokens_per_sample", sys.maxsize))
+        model, text = load_model(path, data)
+        # Random positions are drawn from more than a block has, and tables can be longer than it.
+        length, most = length or text.masking["tokens_per_sample"], model.config.max_position_embeddings
         longest = max(multiples) * length
-        stream = text_block(task, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
-        places, row = model.encoder.config.places, label
+        stream = text_block(text, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
+        encoder, row = model.tupe.encoder, label
+        places = encoder.config.places
         if places != "consecutive":
             results[label] = extrapolation(model, stream, length, multiples, windows, seed, draws)
-            scored[label] = f"scored with {places} positions of {model.max_positions()}, as trained: {draws} draws"
+            scored[label] = f"scored with {places} positions of {most}, as trained: {draws} draws"
             row = f"{label}, positions 0, 1, 2, ..."
         results[row] = extrapolation(model, stream, length, multiples, windows, seed)
-        beyond[label] = beyond_training(model.encoder.positions, model.max_positions() if label in scored else length)
+        beyond[label] = beyond_training(encoder.positions, most if label in scored else length)
     output.mkdir(parents=True, exist_ok=True)
     content = {"windows": windows, "masked": MASKED, "seed": seed}
     content["positions"], content["beyond_training"] = scored, beyond

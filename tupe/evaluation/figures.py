@@ -170,8 +170,8 @@ def of_layer(function: Callable) -> click.Command:
 @length
 def draw_correlations(checkpoint, data, length):
     """Word-word, word-position, ... logits of an absolute model's first layer."""
-    model, task = load_model(checkpoint, data)
-    tokens = text_block(task, length or model.max_positions())
+    model, text = load_model(checkpoint, data)
+    tokens = text_block(text, length or model.config.max_position_embeddings)
     return correlations(probes.four_correlations(model, tokens)), ""
 
 
@@ -205,8 +205,11 @@ def draw_t5(checkpoint, data, layer):
               help="The number of random words; each makes a sequence.")  # fmt: skip
 def draw_attention(sources, data, length, words):
     """First-layer attention of models under identical-word probing."""
-    models = {label: load_model(path, data)[0] for label, path in labelled(sources).items()}
-    matrices = {label: probes.identical_word_attention(model, words, length) for label, model in models.items()}
+    models = {label: load_model(path, data) for label, path in labelled(sources).items()}
+    matrices = {
+        label: probes.identical_word_attention(model, text.symbols, words, length)
+        for label, (model, text) in models.items()
+    }
     return attention(matrices), ""
 
 
@@ -214,7 +217,7 @@ def draw_attention(sources, data, length, words):
 def draw_tsne(checkpoint, data, layer):
     """Absolute position vectors in two dimensions."""
     model, _ = load_model(checkpoint, data)
-    names = ["untied"] if model.encoder.positions.embed(1) is None else []
+    names = ["untied"] if model.tupe.encoder.positions.embed(1) is None else []
     return tsne(probes.position_vectors(model, layer - 1)), probes.which_layer(model, layer - 1, names)
 
 

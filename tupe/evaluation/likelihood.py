@@ -13,12 +13,17 @@ B batch, L sequence length, V vocabulary.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .model import Model
+from ..checkpoints.trained import BOS, EOS
+from .loading import logits_at
+
+if TYPE_CHECKING:  # transformers takes as long to import as torch
+    from ..modeling_tupe import TupeForMaskedLM
 
 Sentence = list[list[int]]  # words, each a list of pieces' ids
 
@@ -53,16 +58,16 @@ def masked_copies(words: Sentence) -> tuple[list[int], list[tuple[int, int]], np
 
 @torch.inference_mode()
 def pseudo_log_likelihoods(
-    model: Model, sentences: Iterable[Sentence], batch_tokens: int = 4096
+    model: "TupeForMaskedLM", sentences: Iterable[Sentence], batch_tokens: int = 4096
 ) -> Iterator[Score]:
-    """The `Score` of each sentence, in order. model: in evaluation mode; its dictionary frames a sentence
-    as in training, `<s> pieces </s>`. batch_tokens: tokens of a batch; the scores do not depend on it but for rounding.
+    """The `Score` of each sentence, in order. model: in evaluation mode; a sentence is framed as in
+    training, `<s> pieces </s>`. batch_tokens: tokens of a batch; the scores do not depend on it but for rounding.
     Raises ValueError for a sentence that is empty or longer than the model's positions, and for a score that is not
     finite.
     """
     if model.training:
         raise ValueError("call eval() first: dropout would make the scores random")
-    longest = model.max_positions() - 2
+    longest = model.config.max_position_embeddings - 2
     prepared, by_length = [], {}  # {length: [(sentence, copy, first, last masked piece)]}: no batch needs padding
     for number, words in enumerate(sentences):
         pieces, spans, of_word, of_single = masked_copies(words)
@@ -85,14 +90,14 @@ def pseudo_log_likelihoods(
 
 def _log_probabilities(model, sentences, copies):
     """log p of the first masked piece of each copy, in float32. sentences: the pieces of each, all of one length."""
-    dictionary, device = model.dictionary, model.encoder.tokens.weight.device
+    mask, device = model.config.mask_token_id, model.tupe.encoder.tokens.weight.device
     pieces = torch.tensor(sentences)
     rows, first, last = torch.arange(len(pieces)), *torch.tensor([copy[2:] for copy in copies]).T
     column = torch.arange(pieces.size(1))
     masked = (column >= first[:, None]) & (column <= last[:, None])
-    tokens = F.pad(pieces.masked_fill(masked, dictionary.index("<mask>")), (1, 0), value=dictionary.bos())
-    tokens = F.pad(tokens, (0, 1), value=dictionary.eos()).to(device)
+    tokens = F.pad(pieces.masked_fill(masked, mask), (1, 0), value=BOS)
+    tokens = F.pad(tokens, (0, 1), value=EOS).to(device)
     indices = rows.to(device), (1 + first).to(device)
-    logits, _ = model(tokens, masked_tokens=indices, num_tokens=tokens.numel())  # [B, V]
+    logits = logits_at(model, tokens, indices, tokens.numel())  # [B, V]
     targets = pieces[rows, first].to(device)
-    return torch.log_softmax(logits.float(), dim=-1).gather(1, targets[:, None]).squeeze(1).tolist()
+    return torch.log_softmax(logits, dim=-1).gather(1, targets[:, None]).squeeze(1).tolist()

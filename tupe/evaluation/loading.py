@@ -1,48 +1,75 @@
-"""What evaluations begin with: the models that a user names, as `[LABEL=]CHECKPOINT`, and held-out text."""
+"""What evaluations begin with: the models that a user names, as `[LABEL=]CHECKPOINT`, and held-out text.
+
+B batch, L sequence length, V vocabulary.
+"""
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from ..checkpoints.folders import config_of
-from ..common.blocks import Split
-from ..common.options import quiet_imports
-from .model import HeldOut, Model
+from ..checkpoints.trained import BOS, check_dictionary, read_model
+from ..common.blocks import HELD_OUT_SEED, Split
+from ..text import MASK
+from ..training.data import Blocks, MaskedBlocks
+
+if TYPE_CHECKING:  # transformers takes as long to import as torch
+    from ..modeling_tupe import TupeForMaskedLM
+
+MASKING = {"tokens_per_sample": 512, "mask_prob": 0.15, "leave_unmasked_prob": 0.1, "random_token_prob": 0.1}
 
 
-def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
-    """(model in evaluation mode, task) of a checkpoint: of a file those of fairseq, of a folder that transformers reads
-    a `Model` and a `HeldOut`, without fairseq. data: folder with dict.txt, default: where a file was trained, or the
-    folder itself.
+@dataclass
+class HeldOut:
+    """Prepared text in blocks with the masks of pre-training, as far as a checkpoint says what those were. masking:
+    its values of `MASKING`."""
+
+    data: Path
+    symbols: list[str]  # of dict.txt
+    masking: dict
+
+    def blocks(self, split: str) -> MaskedBlocks:
+        """Item (0, i) is block i with masks that are the same for all models."""
+        length, masks = self.masking["tokens_per_sample"], {k: v for k, v in self.masking.items() if k.endswith("prob")}
+        return MaskedBlocks(Blocks(self.data / split, length, self.symbols), self.symbols, HELD_OUT_SEED, **masks)
+
+
+def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple["TupeForMaskedLM", HeldOut]:
+    """(`TupeForMaskedLM` in evaluation mode, its text) of a checkpoint, file or folder. data: folder with dict.txt,
+    default: where it was trained, or the folder itself.
 
     The model computes in float32, also where it was trained in bfloat16 autocast: differences between two sentences are
     often smaller than the rounding of bfloat16.
     Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
     """
-    if Path(checkpoint).is_dir():
-        config_of(checkpoint)
-        folder = Path(data or checkpoint).resolve()
-        model = Model.load(checkpoint, folder)
-        return model, HeldOut(checkpoint, folder, model.max_positions())
-    with quiet_imports():
-        from fairseq import checkpoint_utils
+    trained = read_model(checkpoint, mmap=True)
+    folder = Path(str(data or trained.task["data"]).split(":")[0])
+    if not (folder / "dict.txt").is_file():
+        raise ValueError(f"{checkpoint}: {folder} has no dict.txt; give the folder of its dict.txt with --data")
+    symbols = check_dictionary(trained.weights, folder / "dict.txt")
+    model = trained.model()
+    if "lm_head.bias" not in trained.weights:
+        model.lm_head = None
+    model.config.name_or_path, model.config.mask_token_id = str(checkpoint), symbols.index(MASK)
+    masking = {name: trained.task.get(name, value) for name, value in MASKING.items()}
+    masking["tokens_per_sample"] = min(masking["tokens_per_sample"], trained.config.max_positions)
+    return model, HeldOut(folder, symbols, masking)
 
-        from ..plugin.gate import read_checkpoint
-        from ..plugin.masked_lm import TupeMaskedLMTask
 
-    trained = read_checkpoint(checkpoint, mmap=True)  # its errors name what is wrong; fairseq reads it then
-    changes = {"autocast": "none"} if data is None else {"autocast": "none", "data": str(data)}
-    try:
-        models, _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=changes)
-    except FileNotFoundError as error:
-        raise ValueError(f"{checkpoint}: {error}; give the folder of its dict.txt with --data") from error
-    except RuntimeError as error:  # weights of other sizes than the configuration says
-        raise ValueError(f"{checkpoint} cannot be loaded: {' '.join(str(error).split())[:200]}") from error
-    if isinstance(task, TupeMaskedLMTask) and "long_sentences" not in trained["cfg"]["task"]:
-        task.cfg.long_sentences = "skip"  # before version 0.3: the blocks, masks and losses that it had
-    return models[0].float().eval(), task
+def logits_at(
+    model: "TupeForMaskedLM", ids: Tensor, where: tuple[Tensor, Tensor], num_tokens: int | None = None
+) -> Tensor:
+    """[n, V]: a model's logits at rows and columns [n] of ids [B, L]. num_tokens: see `Encoder.packing`."""
+    if model.lm_head is None:
+        name = model.config.name_or_path
+        raise ValueError(f"{name} has no head of a masked language model: it predicts no words")
+    encoder = model.tupe.encoder
+    x, _ = encoder(ids, False, num_tokens, where[0] * ids.size(1) + where[1])
+    return model.lm_head(x, encoder.tokens.weight).float()
 
 
 def split_label(source: str) -> tuple[str, str]:
@@ -81,7 +108,6 @@ def file_names(labels: Iterable[str]) -> dict[str, str]:
     return {label: name for name, label in owners.items()}
 
 
-def text_block(task: HeldOut, length: int, split: str = "valid") -> torch.Tensor:
+def text_block(text: HeldOut, length: int, split: str = "valid") -> Tensor:
     """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
-    tokens = Split(f"{task.cfg.data.split(':')[0]}/{split}").tokens[: length - 1]
-    return torch.tensor([task.source_dictionary.bos(), *tokens.tolist()])
+    return torch.tensor([BOS, *Split(text.data / split).tokens[: length - 1].tolist()])

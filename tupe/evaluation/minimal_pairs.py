@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -32,7 +32,9 @@ from ..positions import files_behind
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import file_names, labelled, load_model
-from .model import Model
+
+if TYPE_CHECKING:  # transformers takes as long to import as torch
+    from ..modeling_tupe import TupeForMaskedLM
 
 TIE = 1e-4  # nats: below it, a difference is rounding
 MINIMUM = 10  # pairs of a paradigm in which only order differs: fewer (how many is chance) count as none in the average
@@ -148,7 +150,7 @@ def _paradigm(name: str, text: str) -> Paradigm:
 # ------------------------------------------------------------------------------------------------------------ scoring
 
 
-def differences(model: Model, words: list[list[Sentence]]) -> dict[str, np.ndarray]:
+def differences(model: "TupeForMaskedLM", words: list[list[Sentence]]) -> dict[str, np.ndarray]:
     """{measure: good minus bad in nats [pairs], "same_words": [pairs], "same_pieces": [pairs]}.
 
     words: the good and the bad sentence of each pair. same_words: both have the same words, each in the same pieces, so
@@ -202,10 +204,9 @@ def macro_average(credits: dict[str, np.ndarray], resamples: int = 1000, seed: i
     return float(means.mean()), float(over_pairs.std(ddof=1)), spread
 
 
-def fingerprint(model: Model) -> str:
-    """A hash of a model's settings, weights and dictionary (the state dict has a hash of it), and of a user's own
-    encoding."""
-    config = model.encoder.config
+def fingerprint(model: "TupeForMaskedLM") -> str:
+    """A hash of a model's settings and weights, and of a user's own encoding."""
+    config = model.tupe.encoder.config
     digest = hashlib.sha256(repr(config).encode())
     if files := files_behind(config.position):
         digest.update(record.fingerprint(files).encode())
@@ -216,7 +217,11 @@ def fingerprint(model: Model) -> str:
 
 
 def evaluate(
-    model: Model, encoder: TextEncoder, paradigms: list[Paradigm], folder: Path, say: Callable[[str], Any] = print
+    model: "TupeForMaskedLM",
+    encoder: TextEncoder,
+    paradigms: list[Paradigm],
+    folder: Path,
+    say: Callable[[str], Any] = print,
 ) -> dict[str, dict]:
     """{paradigm: arrays of `differences`}, rounded to 1e-5 nats. They are kept in `folder`; what is there of the same
     model, tokeniser and pairs is read, the rest computed. say: gets one line if something there is not known to be."""
@@ -326,9 +331,9 @@ def command(checkpoints, pairs, data, limit, output, seed):
     paradigms = read_paradigms(pairs, limit)
     summaries = {}
     for label, path in paths.items():
-        model, task = load_model(path, data)
+        model, text = load_model(path, data)
         folder = output / names[label]
-        results = evaluate(model, TextEncoder(task.cfg.data), paradigms, folder, say=click.echo)
+        results = evaluate(model, TextEncoder(text.data), paradigms, folder, say=click.echo)
         summaries[label] = summary(results, paradigms, seed)
         record.write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1, allow_nan=False) + "\n")
     for table in tables(summaries):

@@ -11,6 +11,7 @@ B batch, L sequence length, H heads, N layers.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -24,10 +25,13 @@ from ..common.record import write_atomically
 from ..common.tables import TextTable
 from ..normaliser import UNSPACED
 from ..text import TextEncoder
+from ..training.data import IGNORED, PAD, pad
 from .likelihood import Sentence, pseudo_log_likelihoods
-from .loading import file_names, labelled, load_model, text_block
+from .loading import HeldOut, file_names, labelled, load_model, logits_at, text_block
 from .minimal_pairs import credit
-from .model import HeldOut, Model
+
+if TYPE_CHECKING:  # transformers takes as long to import as torch
+    from ..modeling_tupe import TupeForMaskedLM
 
 FIRST = 8  # positions after [CLS] that the paper's observation is about
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
@@ -37,10 +41,10 @@ LONG = 8  # pieces of a mean word that is none
 # ---------------------------------------------------------------------------------------------------- order sensitivity
 
 
-def held_out_sentences(task: HeldOut, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
+def held_out_sentences(text: HeldOut, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
     """`count` sentences of the validation text as words (pieces, in a language without blanks), drawn without
     replacement; the same ones for every model of one data folder. Raises ValueError if there are fewer."""
-    sentences = Split(f"{task.cfg.data.split(':')[0]}/valid")
+    sentences = Split(text.data / "valid")
     rng = np.random.default_rng(seed)
     chosen, sizes = [], [0]
     for index in rng.permutation(len(sentences)):
@@ -57,7 +61,7 @@ def held_out_sentences(task: HeldOut, encoder: TextEncoder, count: int, seed: in
             f"; a word has {np.mean(sizes):.0f} pieces, so blanks do not tell words here: prepare the data with the "
             f"--language of the text, where a piece counts as a word for {', '.join(sorted(UNSPACED))}"
         )
-    where = f"{task.cfg.data}/valid has {len(chosen)} sentences of {WORDS[0]} to {WORDS[1]} words, not {count}"
+    where = f"{text.data}/valid has {len(chosen)} sentences of {WORDS[0]} to {WORDS[1]} words, not {count}"
     raise ValueError(where + remedy)
 
 
@@ -78,7 +82,7 @@ def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
 
 
-def order_scores(model: Model, sentences: list[Sentence], seed: int = 1) -> dict:
+def order_scores(model: "TupeForMaskedLM", sentences: list[Sentence], seed: int = 1) -> dict:
     """`order_sensitivity` as plain numbers: share of sentences whose original is preferred, mean difference in nats,
     and the standard errors of both over sentences."""
     margins = order_sensitivity(model, sentences, seed)
@@ -89,7 +93,7 @@ def order_scores(model: Model, sentences: list[Sentence], seed: int = 1) -> dict
     }  # fmt: skip
 
 
-def order_sensitivity(model: Model, sentences: list[Sentence], seed: int = 1) -> np.ndarray:
+def order_sensitivity(model: "TupeForMaskedLM", sentences: list[Sentence], seed: int = 1) -> np.ndarray:
     """[sentences]: log-likelihood of the original minus that of the swapped sentence, in nats."""
     swapped = [swap_adjacent(words, np.random.default_rng([seed, i])) for i, words in enumerate(sentences)]
     scores = list(pseudo_log_likelihoods(model, [s for pair in zip(sentences, swapped, strict=True) for s in pair]))
@@ -107,7 +111,6 @@ class TokenLosses:
     position: np.ndarray  # [n], 0 is [CLS], which masked_lm masks like any other token
     length: np.ndarray  # [n] tokens of its block, [CLS] included
     block: np.ndarray  # [n] number of its block
-    left_out: float = 0.0  # share of the split's tokens, in sentences that are too long
 
     def mean(self) -> float:
         return float(self.loss.mean())
@@ -135,49 +138,38 @@ class TokenLosses:
         return out
 
 
-# Options of a task that decide which blocks and masks it makes of held-out text
-MASKING = (
-    "tokens_per_sample", "sample_break_mode", "long_sentences", "mask_prob", "leave_unmasked_prob", "random_token_prob",
-    "mask_whole_words", "mask_multiple_length",
-)  # fmt: skip
-
-
 @torch.no_grad()
-def token_losses(model: Model, task: HeldOut, tokens: int, split: str = "valid", batch: int = 32) -> TokenLosses:
+def token_losses(
+    model: "TupeForMaskedLM", text: HeldOut, tokens: int, split: str = "valid", batch: int = 32
+) -> TokenLosses:
     """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
-    own masks, which are the same for every seed and model whose tasks agree in `MASKING`. Raises ValueError if the
+    own masks, which are the same for every seed and model of the same `MASKING`. Raises ValueError if the
     split holds fewer."""
-    task.load_dataset(split)
-    data, parts, seen = task.dataset(split), [], 0
-    sizes = np.asarray(data.sizes).reshape(-1)
-    (fitting,) = np.nonzero(sizes <= model.max_positions())  # training leaves longer sentences out, too
-    if sizes[fitting].sum() < tokens:
-        there = sizes[fitting].sum()
+    data, parts, seen = text.blocks(split), [], 0
+    if (there := data.blocks.sizes.sum()) < tokens:
         raise ValueError(f"{split} holds {there} tokens, fewer than {tokens}; valid here: --tokens {there} or fewer")
-    device, pad = model.encoder.tokens.weight.device, task.source_dictionary.pad()
+    device = model.tupe.encoder.tokens.weight.device
     bar = tqdm(total=tokens, unit="token", disable=None, leave=False)
-    for begin in range(0, len(fitting), batch):
-        sample = data.collater([data[i] for i in fitting[begin : begin + batch]])
-        ids, target = sample["net_input"]["src_tokens"].to(device), sample["target"].to(device)
-        indices = target.ne(pad).nonzero(as_tuple=True)
-        logits, _ = model(ids, masked_tokens=indices)
-        loss = F.cross_entropy(logits.float(), target[indices], reduction="none")
+    for begin in range(0, len(data), batch):
+        items = [data[0, i] for i in range(begin, min(begin + batch, len(data)))]
+        ids, target = (torch.from_numpy(part).to(device) for part in pad(items))
+        indices = target.ne(IGNORED).nonzero(as_tuple=True)
+        loss = F.cross_entropy(logits_at(model, ids, indices), target[indices], reduction="none")
         rows, columns = (index.cpu().numpy() for index in indices)
-        lengths = ids.ne(pad).sum(1).cpu().numpy()
+        lengths = ids.ne(PAD).sum(1).cpu().numpy()
         parts.append((loss.cpu().numpy(), columns, lengths[rows], begin + rows))
         seen += int(lengths.sum())
         bar.update(int(lengths.sum()))
         if seen >= tokens:
             break
-    left_out = 1 - sizes[fitting].sum() / sizes.sum()
-    return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)), left_out=float(left_out))
+    return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- [CLS]
 
 
 @torch.no_grad()
-def cls_attention(model: Model, tokens: torch.Tensor, first: int = FIRST) -> np.ndarray:
+def cls_attention(model: "TupeForMaskedLM", tokens: torch.Tensor, first: int = FIRST) -> np.ndarray:
     """[N, H]: attention of [CLS] to the `first` positions after it, over what uniform attention would give them.
 
     tokens: [B, L] of one length, without padding. 1 means no preference; TUPE's section 3.2 finds more than that in
@@ -185,10 +177,10 @@ def cls_attention(model: Model, tokens: torch.Tensor, first: int = FIRST) -> np.
     """
     if not first + 1 < tokens.size(1):
         raise ValueError(f"sequences of {tokens.size(1)} tokens have no {first} positions beside [CLS] and others")
-    layers = len(model.encoder.layers)
+    encoder = model.tupe.encoder
+    layers = len(encoder.layers)
     shares = [
-        model.encoder.attention_weights(tokens, layer)[:, :, 0, 1 : first + 1].sum(-1).mean(0)
-        for layer in range(layers)
+        encoder.attention_weights(tokens, layer)[:, :, 0, 1 : first + 1].sum(-1).mean(0) for layer in range(layers)
     ]  # [H] each
     return torch.stack(shares).float().cpu().numpy() * tokens.size(1) / first
 
@@ -196,9 +188,9 @@ def cls_attention(model: Model, tokens: torch.Tensor, first: int = FIRST) -> np.
 # -------------------------------------------------------------------------------------------------------------- command
 
 
-def blocks_of_length(task: HeldOut, length: int, count: int, split: str = "valid") -> torch.Tensor:
+def blocks_of_length(text: HeldOut, length: int, count: int, split: str = "valid") -> torch.Tensor:
     """[count, length]: `<s>` and running validation text in each row; fewer rows of a short text, but at least one."""
-    tokens = text_block(task, count * (length - 1) + 1, split)
+    tokens = text_block(text, count * (length - 1) + 1, split)
     count = min(count, (len(tokens) - 1) // (length - 1))
     if not count:
         raise ValueError(f"{split} holds {len(tokens)} tokens, fewer than one block of the model, {length}")
@@ -224,21 +216,18 @@ def command(checkpoints, data, sentences, tokens, output, seed):
     names = file_names(paths)
     rows, first = [], None
     for label, path in paths.items():
-        model, task = load_model(path, data)
-        masking = {name: str(getattr(task.cfg, name, None)) for name in MASKING} | {"task": type(task).__name__}
-        first = first or masking
-        if differs := [f"{name} {value}, not {first[name]}" for name, value in masking.items() if value != first[name]]:
+        model, text = load_model(path, data)
+        first = first or text.masking
+        if differs := [f"{name} {v}, not {first[name]}" for name, v in text.masking.items() if v != first[name]]:
             click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
-        encoder = TextEncoder(task.cfg.data)
+        encoder = TextEncoder(text.data)
         if not encoder.has_words:
             click.echo(f"{label}: pieces are swapped: the language has no blanks between words", err=True)
-        content = evaluate(model, task, encoder, sentences, tokens, seed)
+        content = evaluate(model, text, encoder, sentences, tokens, seed)
         output.mkdir(parents=True, exist_ok=True)
         write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
         order, loss = content["order"], content["loss"]
         error = "" if loss["error"] is None else f" ± {loss['error']:.4f}"
-        if loss["left_out"]:
-            click.echo(f"{label}: {loss['left_out']:.2%} of the held-out tokens are in too long sentences", err=True)
         rows.append([
             label, f"{100 * order['accuracy']:.2f} ± {100 * order['accuracy_error']:.2f}",
             f"{order['margin']:.3f} ± {order['margin_error']:.3f}", f"{loss['mean']:.4f}{error}",
@@ -261,21 +250,22 @@ def both(*functions: Callable) -> list:
     return values
 
 
-def evaluate(model: Model, task: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1) -> dict:
+def evaluate(
+    model: "TupeForMaskedLM", text: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1
+) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""
     chosen, losses = both(
-        lambda: held_out_sentences(task, encoder, sentences, seed), lambda: token_losses(model, task, tokens)
+        lambda: held_out_sentences(text, encoder, sentences, seed), lambda: token_losses(model, text, tokens)
     )
-    longest = model.max_positions()
+    longest = model.config.max_position_embeddings
     edges = [0, *(2**k for k in range(20) if 2**k < longest), longest]
-    ratio = cls_attention(model, blocks_of_length(task, longest, 16))
+    ratio = cls_attention(model, blocks_of_length(text, longest, 16))
     sums, counts = losses.by_block()
     return {
         "order": order_scores(model, chosen, seed),
         "loss": {
-            "tokens": int(len(losses.loss)), "left_out": losses.left_out,
-            "mean": losses.mean(), "error": losses.standard_error(),
+            "tokens": int(len(losses.loss)), "mean": losses.mean(), "error": losses.standard_error(),
             "by_position": losses.by(losses.position, edges),
             "by_length": losses.by(losses.length, [*edges, longest + 1]),
             # a line each, not a line per block

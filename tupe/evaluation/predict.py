@@ -8,12 +8,15 @@ from pathlib import Path
 import click
 import torch
 
-from ..checkpoints.folders import config_of
+from ..checkpoints.trained import HEADS, check_dictionary, read_model
 from ..common import record
 from ..common.glue import TASKS, check_glue, glue_name, own_task, read_targets, score
-from ..common.options import QuietCommand, data, output, quiet_imports, shorten_list
+from ..common.options import QuietCommand, data, output, shorten_list, task_key
 from ..common.record import write_atomically
-from .loading import load_model, split_label
+from ..modeling_tupe import TupeForSequenceClassification
+from ..training.data import PAD, UNMASKED
+from ..training.glue import Examples, collate
+from .loading import split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5. A task with
 # labels of its own has one test set.
@@ -67,7 +70,7 @@ def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Pa
     if not splits:
         how = "--test FILE" if glue.own else "its test.tsv beside train.tsv"
         raise ValueError(f"{data} holds no test set of {name}; prepare it again with {how}")
-    predict = (of_folder if Path(checkpoint).is_dir() else of_file)(name, checkpoint, Path(data), batch_size)
+    predict = predictions(name, checkpoint, Path(data), batch_size)
     Path(output).mkdir(parents=True, exist_ok=True)
     for split in splits:
         check_glue(folder, split)
@@ -78,57 +81,23 @@ def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Pa
         yield path, len(values), None if targets is None else score(glue.metrics, values, targets)
 
 
-def of_file(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
+def predictions(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
     """A function from a split to the class ids, or numbers in the labels' units, of its examples, in file order."""
-    model, task = load_model(checkpoint, data)
-    with quiet_imports():  # only here: a folder needs no fairseq
-        from fairseq import utils
-
-        from ..plugin.glue import GlueTask
-    trained_on = task.name if isinstance(task, GlueTask) else "something else"
-    if trained_on != name:
-        raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on}")
-    move = utils.move_to_cuda if torch.cuda.is_available() else lambda sample: sample
-    model = model.cuda() if torch.cuda.is_available() else model
-    head = task.cfg.classification_head_name
-
-    @torch.no_grad()
-    def predict(split):
-        task.load_dataset(split)
-        batches = task.get_batch_iterator(task.dataset(split), max_sentences=batch_size, disable_iterator_cache=True)
-        values_of = {}
-        for sample in map(move, batches.next_epoch_itr(shuffle=False)):
-            output, _ = model(**sample["net_input"], features_only=True, classification_head_name=head)
-            values_of.update(zip(sample["id"].tolist(), _values(task.glue, output, task.glue.answer), strict=True))
-        return [values_of[index] for index in range(len(values_of))]
-
-    return predict
-
-
-def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
-    """The same of a Hugging Face folder, such as `tupe finetune --engine transformers` leaves."""
-    from transformers.utils.logging import disable_progress_bar
-
-    from ..common.safe_load import from_folder
-    from ..configuration_tupe import TupeConfig
-    from ..modeling_tupe import TupeForSequenceClassification
-    from ..training.data import PAD, UNMASKED
-    from ..training.glue import Examples, check_vocabulary, collate
-
-    config = TupeConfig(**config_of(folder))
-    glue, about = TASKS[name], record.read(folder) or record.read(Path(folder).parent)
-    if about and about.task != name:
-        raise ValueError(f"{folder} was not fine-tuned on {name}, but on {about.task}")
-    names = [label for _, label in sorted(config.id2label.items())]
+    trained, glue = read_model(checkpoint), TASKS[name]
+    about = record.read(trained.run) or record.read(trained.run.parent)
+    trained_on = trained.task.get("glue_task") or (about.task if about else None)
+    if not trained.heads() or task_key(trained_on or name) != task_key(name):
+        raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on or 'something else'}")
+    head = trained.choose_head(trained.task.get("classification_head_name"))
+    names = trained.label_names(head, len(trained.weights[f"{HEADS}{head}.out_proj.weight"]))
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
-        raise ValueError(f"{name}: the labels are {theirs} in {folder}, {ours} in the data")
+        raise ValueError(f"{name}: the labels are {theirs} in {checkpoint}, {ours} in the data")
     known = about.layout and own_task(about.layout).range if about else None
-    glue.check_range(config.label_range or known, name, folder)
-    unit = float if config.label_range else glue.answer  # earlier folders do not say
-    check_vocabulary(str(folder), data)
-    disable_progress_bar()
-    model = from_folder(TupeForSequenceClassification, folder, config).float().eval()
+    glue.check_range(trained.label_range(head) or known, name, checkpoint)
+    check_dictionary(trained.weights, data / "dict.txt")
+    model = trained.model(TupeForSequenceClassification, head)
+    unit = float if model.config.label_range else glue.answer  # earlier folders do not say
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
 

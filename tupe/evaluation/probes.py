@@ -10,54 +10,58 @@ import io
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 import torch
 
+from ..checkpoints.trained import BOS, EOS
 from ..common import record
 from ..common.options import FILE, FOLDER, QuietCommand, seed
 from ..common.tables import TextTable
 from ..positions import PositionScheme, overrides
 from ..schemes import frequencies
+from ..text import MASK, UNK, TextEncoder
 from .loading import labelled, load_model
-from .model import Model
+
+if TYPE_CHECKING:  # transformers takes as long to import as torch
+    from ..modeling_tupe import TupeForMaskedLM
 
 # ----------------------------------------------------------------------------------------------- identical-word probing
 
 
 @torch.no_grad()
 def identical_word_attention(
-    model: Model, words: int = 300, length: int | None = None, layer: int = 0, seed: int = 1, batch: int = 4
-) -> np.ndarray:
+    model: "TupeForMaskedLM", symbols: list[str], words: int = 300, length: int | None = None, layer: int = 0,
+    seed: int = 1, batch: int = 4,
+) -> np.ndarray:  # fmt: skip
     """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
 
-    words: number of random words w, without replacement where there are enough. length: L, at least 3, default the
+    symbols: the types of its dictionary. words: number of random words w, without replacement where there are enough.
+    length: L, at least 3, default the
     longest. layer: counted from 0. Raises ValueError for another layer or length.
     """
     _check_layer(model, layer)
-    dictionary = model.dictionary
-    length = _checked_length(model, length, 3)
-    symbols = {i: dictionary[i] for i in range(dictionary.nspecial, len(dictionary))}
-    specials = ("<mask>", dictionary.unk_word)
-    ordinary = [i for i, word in symbols.items() if word not in specials and not word.startswith("madeupword")]
+    length, specials = _checked_length(model, length, 3), (*TextEncoder.SPECIALS, MASK, UNK)
+    ordinary = [i for i, word in enumerate(symbols) if word not in specials and not word.startswith("madeupword")]
     chosen = np.random.default_rng(seed).choice(ordinary, words, replace=words > len(ordinary))
     tokens = torch.from_numpy(chosen)[:, None].repeat(1, length)  # [words, L]
-    tokens[:, 0], tokens[:, -1] = dictionary.bos(), dictionary.eos()
+    tokens[:, 0], tokens[:, -1] = BOS, EOS
     total = np.zeros((length, length))
     for part in tokens.split(batch):
-        total += model.encoder.attention_weights(part, layer).double().mean(1).sum(0).numpy()
+        total += model.tupe.encoder.attention_weights(part, layer).double().mean(1).sum(0).numpy()
     return total / words
 
 
 def _check_layer(model, layer):
-    layers = len(model.encoder.layers)
+    layers = len(model.tupe.encoder.layers)
     if not 0 <= layer < layers:  # -1 would go through all layers, and then measure the last one on raw embeddings
         raise ValueError(f"unknown layer {layer + 1}; valid, counted from 1: 1 to {layers}")
 
 
 def _checked_length(model, length, least):
-    longest = model.max_positions()
+    longest = model.config.max_position_embeddings
     if length is not None and not least <= length <= longest:
         raise ValueError(f"a length of {length}; valid: {least} to {longest}, the model's longest")
     return length or longest
@@ -121,14 +125,14 @@ def direction_balance(attention: np.ndarray) -> float:
 
 
 @torch.no_grad()
-def four_correlations(model: Model, tokens: torch.Tensor) -> dict:
+def four_correlations(model: "TupeForMaskedLM", tokens: torch.Tensor) -> dict:
     """First-layer logits of a model with absolute positions, split by their origin: name -> [H, L, L].
 
     tokens: [L]. The layer norm after the sum of word and position is linear once its sigma is given:
     x_i = gamma (centred w_i + centred p_i) / sigma_i + beta. "remainder" holds every product with beta or a projection
     bias. The five sum to the logits. Raises ValueError if the logits have other parts than these.
     """
-    encoder = model.encoder
+    encoder = model.tupe.encoder
     if any(overrides(s, "bias", "content", "rotate") for s in encoder.positions.of_layer(0)):
         raise ValueError(f"position {encoder.positions.name!r}: words and positions are split for absolute ones only")
     if encoder.positions.untie_cls:
@@ -166,13 +170,13 @@ def four_correlations(model: Model, tokens: torch.Tensor) -> dict:
 
 
 @torch.no_grad()
-def positional_logits(model: Model, length: int | None = None, layer: int = 0) -> torch.Tensor:
+def positional_logits(model: "TupeForMaskedLM", length: int | None = None, layer: int = 0) -> torch.Tensor:
     """[H, L, L] content-free logits that a model with `untied` or another bias adds. ValueError if there are none, or
     no such layer or length."""
     _check_layer(model, layer)
-    bias, _ = model.encoder.positions.terms(_checked_length(model, length, 2))[layer]
+    bias, _ = model.tupe.encoder.positions.terms(_checked_length(model, length, 2))[layer]
     if bias is None:
-        raise ValueError(f"position {model.encoder.positions.name!r} has no content-free logits")
+        raise ValueError(f"position {model.tupe.encoder.positions.name!r} has no content-free logits")
     return bias
 
 
@@ -206,28 +210,29 @@ def pattern(logits: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def position_vectors(model: Model, layer: int = 0) -> np.ndarray:
+def position_vectors(model: "TupeForMaskedLM", layer: int = 0) -> np.ndarray:
     """[L, C] vectors of the absolute positions: what is added to the words, or else the table of `untied`."""
-    vectors = model.encoder.positions.embed(model.max_positions())
+    vectors = model.tupe.encoder.positions.embed(model.config.max_position_embeddings)
     return only(model, "untied", layer).table.weight[1:].numpy() if vectors is None else vectors.numpy()
 
 
 @torch.no_grad()
-def t5_bias(model: Model, reach: int | None = None, layer: int = 0) -> tuple:
+def t5_bias(model: "TupeForMaskedLM", reach: int | None = None, layer: int = 0) -> tuple:
     """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of `t5`. reach: R, default up to where it no longer changes."""
     scheme = only(model, "t5", layer)
-    reach = min(reach or scheme.max_distance, model.max_positions() - 1)
+    reach = min(reach or scheme.max_distance, model.config.max_position_embeddings - 1)
     offsets = torch.arange(-reach, reach + 1)
     return offsets.numpy(), (scheme.multiplier * scheme.table(scheme.bucket_of(offsets))).T.numpy()
 
 
 @torch.no_grad()
-def phi(model: Model, reach: int = 128, layer: int = 0) -> tuple:
+def phi(model: "TupeForMaskedLM", reach: int = 128, layer: int = 0) -> tuple:
     """(m [R + 1], before, after): phi(m) = sum_i cos(omega_i m) of learned frequencies, before and after learning."""
     names = ("sinusoidal_learned", "shaw_sinusoidal_learned")
-    here = [name for name in names if name in model.encoder.positions]
+    positions = model.tupe.encoder.positions
+    here = [name for name in names if name in positions]
     if not here:
-        raise ValueError(f"position {model.encoder.positions.name!r} has no learned frequencies ({', '.join(names)})")
+        raise ValueError(f"position {positions.name!r} has no learned frequencies ({', '.join(names)})")
     omega = only(model, here[0], layer).omega.double()
     start = frequencies(2 * len(omega)).double()
     m = torch.arange(reach + 1).double()
@@ -235,18 +240,18 @@ def phi(model: Model, reach: int = 128, layer: int = 0) -> tuple:
     return m.numpy(), before, after
 
 
-def which_layer(model: Model, layer: int, names: Iterable[str] | None = None) -> str:
+def which_layer(model: "TupeForMaskedLM", layer: int, names: Iterable[str] | None = None) -> str:
     """ "layer 2 of 4", or "" if none of these schemes (default: all) has its own parameters in each layer."""
     _check_layer(model, layer)
-    own = {name for name, scheme in model.encoder.positions.items() if isinstance(scheme, torch.nn.ModuleList)}
+    own = {name for name, scheme in model.tupe.encoder.positions.items() if isinstance(scheme, torch.nn.ModuleList)}
     of_one = own if names is None else own.intersection(names)
-    return f"layer {layer + 1} of {len(model.encoder.layers)}" if of_one else ""
+    return f"layer {layer + 1} of {len(model.tupe.encoder.layers)}" if of_one else ""
 
 
-def only(model: Model, name: str, layer: int = 0) -> PositionScheme:
+def only(model: "TupeForMaskedLM", name: str, layer: int = 0) -> PositionScheme:
     """The scheme of a model by name, of one layer."""
     _check_layer(model, layer)
-    positions = model.encoder.positions
+    positions = model.tupe.encoder.positions
     if name not in positions:
         raise ValueError(f"position {positions.name!r} has no {name!r}")
     scheme = positions[name]
@@ -283,8 +288,8 @@ def command(checkpoints, data, words, length, layer, seed, output):
     """Properties of position encodings under identical-word probing (Wang et al.), as a Markdown table."""
     matrices = {}
     for label, path in labelled(checkpoints).items():
-        model, _ = load_model(path, data)
-        matrices[label] = identical_word_attention(model, words, length, layer - 1, seed)
+        model, text = load_model(path, data)
+        matrices[label] = identical_word_attention(model, text.symbols, words, length, layer - 1, seed)
     click.echo(properties_table({label: measures(matrix) for label, matrix in matrices.items()}).markdown(), nl=False)
     if output:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..checkpoints.folders import updates_of
+from ..checkpoints.trained import updates_of
 from ..common import limits, record
 from ..common.options import CONFIGS, OVERRIDE, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in

@@ -6,9 +6,8 @@ import math
 from pathlib import Path
 
 import click
-from safetensors.torch import load_file
 
-from ..checkpoints.folders import contents_of
+from ..checkpoints.trained import read_model
 from ..common import record
 from ..common.architectures import with_size
 from ..common.options import CONFIGS, Command, QuietCommand
@@ -67,8 +66,8 @@ def measured(output: Path) -> tuple[str, list[str]]:
         run = output / "models" / "presets" / with_size(arch, "tiny") / arch
         updates, losses = losses_of(run)
         last = run / "checkpoint_last.pt"
-        state = contents_of(last, mmap=True)["model"] if last.exists() else load_file(run / "model.safetensors")
-        parameters = sum(value.numel() for value in state.values() if value.is_floating_point())
+        weights = read_model(last if last.exists() else run, mmap=True).weights
+        parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
         order = json.loads((output / "order" / f"{arch}.json").read_text())["order"]
         cells = [f"{name} tiny", f"{updates[-1]:,}", f"{parameters / 1e6:.2f} M"]
         rows.append([*cells, f"{losses[-1]:.2f}", f"{entropy:.2f}", f"{100 * order['accuracy']:.1f}"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import pearsonr
 
-from ..checkpoints.folders import contents_of, updates_of
+from ..checkpoints.trained import read_model, updates_of
 from ..common import record
 from ..common.architectures import split_size
 from ..common.blocks import Split
@@ -228,10 +228,10 @@ def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict
             scores = about.scores if about else []
             loss, folder = (scores[-1]["loss"] if scores else None), str(data or model.checkpoint)
         else:
-            state = contents_of(model.checkpoint)
-            if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
+            trained = read_model(model.checkpoint, mmap=True)
+            if not trained.cfg["criterion"]["_name"].startswith("masked_lm"):
                 continue
-            folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
+            folder, loss = str(data or trained.task["data"]), trained.extra.get("val_loss")
         if loss is None:
             raise ValueError(f"{model.checkpoint} holds no validation loss")
         if folder not in entropies:
@@ -252,7 +252,8 @@ def properties(models: Iterable[Model], data: str | Path | None = None) -> dict:
     models = list(models)
     for model in models:
         check_unchanged(model)
-    return {model: measures(identical_word_attention(load_model(model.checkpoint, data)[0])) for model in models}
+    loaded = ((model, *load_model(model.checkpoint, data)) for model in models)
+    return {model: measures(identical_word_attention(net, text.symbols)) for model, net, text in loaded}
 
 
 def correlations(probed: dict, summaries: dict) -> dict:

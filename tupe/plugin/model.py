@@ -4,7 +4,6 @@ B batch, L sequence length, C model width, V vocabulary.
 """
 
 import functools
-import hashlib
 import logging
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,13 +23,14 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from ..checkpoints.gate import read_checkpoint
+from ..checkpoints.trained import NAMES, fingerprint, spelled
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, preset, with_size
 from ..common.options import shorten_list, split_files
 from ..cpu import bf16_speed
-from ..encoder import ClassificationHead, LMHead, ModelConfig, names_in, of_cls
+from ..encoder import ClassificationHead, LMHead, ModelConfig, of_cls
 from ..names import cls_beside
-from ..positions import canonical, is_loaded, load_scheme_file
-from .gate import read_checkpoint
+from ..positions import load_scheme_file
 from .state import EncoderWithSettings
 
 logger = logging.getLogger(__name__)
@@ -62,9 +62,6 @@ class TrainingConfig(FairseqDataclass):
         default=False,
         metadata={"help": "create the heads that a checkpoint has instead of dropping them", "free": True},
     )
-
-
-NAMES = names_in("fairseq")  # our option -> fairseq's
 
 
 def fairseq_fields() -> Iterator[tuple]:
@@ -114,21 +111,12 @@ def spell_names(cfg: DictConfig) -> None:
     """Replace `position` by its canonical spelling, `cls` "auto" by what it means there, the architecture by the one
     that comes of both (`named`), and the option `layer` by `block`, in a model's configuration and in the whole one,
     which checkpoints keep. Raises ValueError for an unknown scheme or block."""
-    try:
-        cfg.position = canonical(cfg.position)
-    except ValueError as error:
-        missing = ", ".join(file for file in split_files(cfg.position_file) if not is_loaded(file))
-        if not missing:
-            raise
-        remedy = "give it with `tupe --position-file FILE COMMAND` or as position_file of from_pretrained"
-        reason = f"{missing} was not run: to train, take a task of this plugin; {remedy} to load a checkpoint"
-        raise ValueError(f"{error} ({reason})") from None
+    cfg.position = spelled(cfg.position, cfg.position_file)
     cfg.cls = cls_beside(cfg.position) if str(cfg.cls) == "auto" else cfg.cls
     cfg._name = cfg._name and named(cfg._name, cfg.position, str(cfg.cls))
     root = cfg._get_parent() if isinstance(cfg, DictConfig) else None
     if root is not None and "model" in root:
-        spelled = ("_name", "position", "cls")
-        root.model.update({key: cfg[key] for key in spelled if key in root.model})
+        root.model.update({key: cfg[key] for key in ("_name", "position", "cls") if key in root.model})
 
 
 def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
@@ -139,12 +127,6 @@ def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
     if length == cfg.max_positions and cfg.places != "consecutive":
         raise ValueError(f"places={cfg.places} draws among max_positions={length}: blocks have to be shorter")
-
-
-def dictionary_fingerprint(dictionary: Dictionary) -> Tensor:
-    """[32] the bytes of a hash over all types in their order."""
-    types = "\n".join(dictionary.symbols)
-    return torch.tensor(list(hashlib.sha256(types.encode()).digest()), dtype=torch.long)
 
 
 class TupeModel(BaseFairseqModel):
@@ -277,7 +259,7 @@ class TupeModel(BaseFairseqModel):
 
     # The state dict has a fingerprint of the dictionary, to refuse a dictionary of the right size with other types.
     def get_extra_state(self) -> Tensor:
-        return dictionary_fingerprint(self.dictionary)
+        return fingerprint(self.dictionary.symbols)
 
     def set_extra_state(self, state: Tensor) -> None:
         if not torch.equal(state.cpu(), self.get_extra_state()):

@@ -115,7 +115,6 @@ def regrouped(state_dict: dict, optimizer: FairseqOptimizer) -> dict:
     }
 
 
-
 def build_optimizer(cfg: DictConfig, params: Iterable, *args, original: Callable, **options) -> FairseqOptimizer:
     """fairseq's function of this name, for every optimizer but `composite`, which reads the mark itself: marked
     parameters form a second group, without weight decay. A model without any has one group, and states as ever.

@@ -19,7 +19,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.trainer import Trainer
 
 from ..common.tables import TextTable
-from . import criterion, gate, masked_lm, optim, resume, saving, scale, stop, watch
+from . import criterion, masked_lm, optim, resume, saving, scale, stop, watch
 
 ON_IMPORT, BY_TUPE = "always", "`tupe` only"
 UNFIXED = "not fixed in fairseq 0.12.3.1"  # the newest there is
@@ -76,7 +76,6 @@ def without_empty_batches(trainer: Trainer, samples: list, *args, original: Call
     return original(trainer, samples, *args, **kwargs)
 
 
-
 def all_gather_list(data: Any, group: Any = None, *args, original: Callable, **kwargs) -> list:
     if torch.cuda.is_available():
         return original(data, group, *args, **kwargs)
@@ -119,9 +118,9 @@ PATCHES = [
           "a position in an epoch is stored without the numbers of processes and batches", UNFIXED),
     Patch("fairseq.data.iterators.EpochBatchIterator.load_state_dict", resume.load_state_dict,
           "with other numbers of processes or batches, a run would go on at another place in the data", UNFIXED),
-    Patch("fairseq.checkpoint_utils.load_checkpoint_to_cpu", gate.load_checkpoint_to_cpu,
+    Patch("fairseq.checkpoint_utils.load_checkpoint_to_cpu", saving.load_checkpoint_to_cpu,
           "a checkpoint chooses which of fairseq's parts are built, and some of them run code from it", UNFIXED),
-    Patch("fairseq.trainer.Trainer.load_checkpoint", gate.load_checkpoint,
+    Patch("fairseq.trainer.Trainer.load_checkpoint", saving.load_checkpoint,
           "a run of fairseq's own models goes on from checkpoints that are none of ours", OURS),
     Patch("fairseq.checkpoint_utils.torch_persistent_save", saving.save,
           "a kill or a full disk leaves half a checkpoint", UNFIXED),

@@ -12,12 +12,13 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from ..checkpoints.gate import read_checkpoint
+from ..checkpoints.trained import FINGERPRINT, check_dictionary, fingerprint
 from ..common.safe_load import NOT_OURS, num_updates
 from ..names import cls_beside
 from ..positions import bounded_schemes, canonical
 from ..text import MASK, read_dictionary
-from .gate import read_checkpoint
-from .model import TUNABLE, TupeConfig, TupeModel, dictionary_fingerprint, redefault, spell_names
+from .model import TUNABLE, TupeConfig, TupeModel, redefault, spell_names
 
 
 def load_dictionary(path: str | Path) -> Dictionary:
@@ -31,31 +32,14 @@ def load_dictionary(path: str | Path) -> Dictionary:
     return dictionary
 
 
-def check_dictionary(state: dict, path: str | Path) -> None:
-    """Raise ValueError unless the dict.txt `path` is the one that a checkpoint's model was trained with."""
-    dictionary, types = load_dictionary(path), len(state["model"]["encoder.tokens.weight"])
-    if len(dictionary) != types:
-        raise ValueError(
-            f"{path} makes {len(dictionary)} types, the model has {types}: another model's dictionary; take the "
-            "dict.txt of its own pre-training data"
-        )
-    if not has_types(state, dictionary):
-        raise ValueError(f"{path} has as many types as the model's dictionary, but other ones or in another order")
-
-
-def has_types(state: dict, dictionary: Dictionary) -> bool:
-    """Whether a checkpoint's model was trained with a dictionary of its size, type by type; True if it does not say."""
-    fingerprint = dictionary_fingerprint(dictionary)
-    return torch.equal(state["model"].get("_extra_state", fingerprint), fingerprint)
-
-
 def check_resumable(state: dict, model_cfg: DictConfig, dictionary: Dictionary) -> None:
     """Raise ValueError if a run with this model and dictionary cannot go on from a checkpoint. fairseq would say that
     the architectures do not match, whatever the reason."""
     saved, table = state["cfg"]["model"], state["model"].get("encoder.tokens.weight")
     if table is not None and len(table) != len(dictionary):
         raise ValueError(f"the checkpoint's dictionary has {len(table)} types, that of the data {len(dictionary)}")
-    if not has_types(state, dictionary):
+    own = fingerprint(dictionary.symbols)
+    if not torch.equal(state["model"].get(FINGERPRINT, own), own):
         raise ValueError("the dictionary of the data has other types than the checkpoint's, or in another order")
     wrong = contradictions(saved, model_cfg)
     tables = bounded_schemes(saved["position"]) if "position" in saved else ()
@@ -97,7 +81,7 @@ def adopt_structure(
     saved = state["cfg"]["model"]
     if "encoder.tokens.weight" not in state["model"]:
         raise ValueError(f"{path} is {NOT_OURS}")
-    check_dictionary(state, Path(data) / "dict.txt")
+    check_dictionary(state["model"], Path(data) / "dict.txt")
     if "position" in model_cfg:
         spell_names(model_cfg)
     if wrong := contradictions(saved, model_cfg):

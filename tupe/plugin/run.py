@@ -23,6 +23,8 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
+from ..checkpoints.gate import read_checkpoint
+from ..checkpoints.trained import fingerprint
 from ..common import pace
 from ..common import record as records
 from ..common.active import Active, device, status_of
@@ -30,8 +32,7 @@ from ..common.limits import option
 from ..common.record import Record
 from ..common.safe_load import num_updates
 from . import watch
-from .gate import read_checkpoint
-from .model import dictionary_fingerprint, load_scheme_files
+from .model import load_scheme_files
 from .pretrained import adopt_structure, check_resumable, variant
 from .saving import LAST, remove_partial, resume_from_newest
 from .schedule import SCHEDULE, count_updates
@@ -104,7 +105,7 @@ class RecordedTask:
     def _new_record(self, config):
         splits = config.dataset.valid_subset.split(",")
         files = [path for split in (config.dataset.train_subset, *splits) for path in self.data_files(split)]
-        dictionary = bytes(dictionary_fingerprint(self.source_dictionary).tolist()).hex()[:12]
+        dictionary = bytes(fingerprint(self.source_dictionary.symbols).tolist()).hex()[:12]
         return Record(
             task=self.record_name(config),
             architecture=config.model._name,

@@ -1,62 +1,40 @@
-"""Checkpoints that cannot be half: written and copied under another name first, and checked before a run resumes."""
+"""Checkpoints where fairseq itself writes and reads them: never half of one, checked before a run resumes, and through
+the gate."""
 
 import logging
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
+from fairseq import checkpoint_utils
+from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.file_io import PathManager
-from omegaconf import DictConfig
+from fairseq.trainer import Trainer
+from omegaconf import DictConfig, OmegaConf
 
+from ..checkpoints.files import PARTIAL, save_atomically, written_whole
+from ..checkpoints.gate import read_checkpoint
 from ..common.limits import option
 from ..common.record import corruption_in
 from ..common.safe_load import num_updates
-from .gate import read_checkpoint
 
 logger = logging.getLogger("tupe.launch")
 
-PARTIAL = ".tmp"  # fairseq's name for files that it has begun to write
-
 
 def save(state: Any, path: str, async_write: bool = False) -> None:
-    """Write a checkpoint: readers see the old file or the new one, also after a power failure. async_write is ignored.
-
-    fairseq would try a full disk three times, and append to what is there. Raises ValueError with one line.
-    """
-    with _written_whole(path) as file:
-        torch.save(state, file)
+    """`save_atomically`; async_write is ignored. fairseq would try a full disk three times, and append to what is
+    there."""
+    save_atomically(state, path)
 
 
 def copy(source: str, path: str, overwrite: bool = True) -> str:
     """Copy a checkpoint in the same way. fairseq would write into the file that is to be resumed from."""
-    with _written_whole(path) as file, open(source, "rb") as whole:
+    with written_whole(path) as file, open(source, "rb") as whole:
         shutil.copyfileobj(whole, file, 2**20)
     return path
-
-
-@contextmanager
-def _written_whole(path):
-    """A file to write, which is on the disk and then replaces `path` if nothing fails, and is deleted otherwise."""
-    partial = Path(f"{path}.{os.getpid()}{PARTIAL}")  # two processes may write the same file
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except Exception as error:
-        full = shutil.disk_usage(partial.parent).free < 2**20
-        with suppress(OSError):  # of a read-only disk
-            partial.unlink(missing_ok=True)
-        if not isinstance(error, (OSError, RuntimeError)):  # RuntimeError: of torch, when it cannot write
-            raise
-        reason = "the disk is full" if full else str(error).partition("\n")[0]
-        raise ValueError(f"{path} cannot be written: {reason}; existing checkpoints are unchanged") from error
 
 
 class Paths(PathManager):
@@ -166,3 +144,38 @@ def _updates(path, architecture):
         return num_updates(state) if state["last_optimizer_state"] else 0
     except (ValueError, LookupError, TypeError):
         return None
+
+
+# ------------------------------------------------------------------------------------------- where fairseq itself reads
+
+
+class NotAdmitted(ValueError, SystemExit):
+    """A file that does not pass the gate. As a SystemExit it is one line of fairseq's own programs, too."""
+
+    code = property(str)
+
+
+_trained = None  # the architecture of the run that reads a checkpoint to go on from it
+
+
+def load_checkpoint_to_cpu(
+    path: str, arg_overrides: Mapping[str, Any] | None = None, load_on_all_ranks: bool = False
+) -> dict:
+    """fairseq's, through the gate."""
+    try:
+        state = read_checkpoint(PathManager.get_local_path(path), trained=_trained)
+    except ValueError as error:
+        raise NotAdmitted(str(error)) from None
+    state["cfg"] = OmegaConf.create(state["cfg"])
+    overwrite_args_by_name(state["cfg"], arg_overrides or {})
+    return checkpoint_utils._upgrade_state_dict(state)
+
+
+def load_checkpoint(trainer: Trainer, *args, original: Any, **kwargs) -> dict | None:
+    """A trainer's model is already built, from the configuration of its own run."""
+    global _trained
+    _trained = trainer.cfg.model._name
+    try:
+        return original(trainer, *args, **kwargs)
+    finally:
+        _trained = None

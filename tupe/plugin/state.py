@@ -1,23 +1,10 @@
 """The settings in a checkpoint's state dict. A model with others refuses it, even where all names and sizes agree."""
 
-import torch
 from torch import Tensor
 
+from ..checkpoints.trained import describe, pack_settings, settings_of, unpack_settings
 from ..encoder import Encoder, Stack
-from ..positions import format_value, same_position
-
-
-def pack_settings(settings: dict[str, str]) -> Tensor:
-    """As integers, which weights-only loading and checkpoint averaging accept."""
-    return torch.tensor(list(describe(settings).encode()), dtype=torch.long)
-
-
-def unpack_settings(state: Tensor) -> dict[str, str]:
-    return dict(pair.split("=", 1) for pair in bytes(state.tolist()).decode().split(" "))
-
-
-def describe(settings: dict[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items())
+from ..positions import same_position
 
 
 class StackWithSettings(Stack):
@@ -26,12 +13,8 @@ class StackWithSettings(Stack):
     stretched_from = None  # by `tupe checkpoint stretch`: a fact to keep, which contradicts nothing
 
     def settings(self) -> dict[str, str]:
-        config = self.config
-        settings = {
-            "position": self.positions.name, "cls": config.cls, "layer": config.block, "normaliser": config.normaliser,
-            "heads": str(self.positions.dims.heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
-        }  # fmt: skip
-        settings |= config.other_parts()
+        own = {"position": self.positions.name, "heads": str(self.positions.dims.heads)}
+        settings = {**settings_of(self.config), **own}
         return settings if self.stretched_from is None else {**settings, "stretched_from": self.stretched_from}
 
     def get_extra_state(self) -> Tensor:

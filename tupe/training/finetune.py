@@ -1,16 +1,14 @@
 """Fine-tuning on GLUE by the second engine, with the numbers of the first."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
+from ..checkpoints.trained import read_model
 from ..common.glue import TASKS, glue_name, score, write_predictions
-from ..common.options import shorten_list
-from ..common.safe_load import from_folder, read_config
-from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
 from ..modeling_tupe import TupeForSequenceClassification
 from .glue import Examples, collate
@@ -40,25 +38,17 @@ ForGlue.__name__ = TupeForSequenceClassification.__name__  # what config.json ca
 
 def new_model(recipe: Recipe, task: str) -> ForGlue:
     """The pre-trained model with a new head, whose weights are those that the first engine gives it for this seed."""
-    set_verbosity_error()  # it would report that the head is new
-    disable_progress_bar()
     model, glue = recipe.model, TASKS[task]
     labels = dict(enumerate(glue.names))
-    folder, options = recipe["finetune_from_model"], {theirs: getattr(model, ours) for ours, theirs in NAMES.items()}
     kind = "single_label_classification" if glue.labels else "regression"
     names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}, "problem_type": kind}
-    known = read_config(Path(folder) / "config.json")
-    config = TupeConfig(**{**known, **names, "label_range": glue.range, **options})
+    trained = replace(read_model(recipe["finetune_from_model"]), config=model)
+    found = trained.model(ForGlue, **names, label_range=glue.range)
+    config = found.config
     torch.manual_seed(recipe["seed"])
     Encoder(config.vocab_size, 1, 2, model)  # whose random numbers the head's come after
     LMHead(model.width, config.vocab_size, config=model)
     head = ClassificationHead(model.width, config.classifier_inner, glue.outputs, model.pooler_dropout)
-    choices = {"ignore_mismatched_sizes": True, "output_loading_info": True}
-    found, info = from_folder(ForGlue, folder, config, **choices)
-    wrong = [*info["missing_keys"], *(key if isinstance(key, str) else key[0] for key in info["mismatched_keys"])]
-    if wrong := sorted(key for key in wrong if not key.startswith("classifier.")):
-        raise ValueError(f"{folder} has no {shorten_list(wrong)} of the model that its config.json describes")
-    found = found.float()
     found.classifier.load_state_dict(head.state_dict())
     encoder = found.tupe.encoder
     encoder.attention_backend = model.attention

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..checkpoints.trained import updates_of
 from ..common import record
-from ..common.blocks import Split, read_symbols
+from ..common.blocks import Split
 from ..common.glue import check_glue, lengths, read_targets
-from ..common.safe_load import read_config
 from .data import BOS, EOS, PAD, UNMASKED
 
 
@@ -53,21 +53,13 @@ def collate(items: list[tuple]) -> dict:
     return {"input_ids": torch.from_numpy(ids), "labels": labels, "num_tokens": sum(map(len, tokens)), "rows": rows}
 
 
-def check_vocabulary(checkpoint: str, data: Path) -> None:
-    """Raise ValueError unless the data of a task was prepared with the model's dictionary."""
-    ours, theirs = map(read_symbols, (data, checkpoint))
-    if (types := read_config(Path(checkpoint, "config.json"))["vocab_size"]) != len(theirs):
-        raise ValueError(f"{checkpoint}/dict.txt makes {len(theirs)} types, the model has {types}: another model's")
-    if ours != theirs:
-        raise ValueError(f"{data} was prepared with another vocabulary than {checkpoint}: their dict.txt differ")
-
-
-def of_checkpoint(folder: str) -> dict:
-    """What a run's record says of the folder that it starts from."""
-    weights = [path for path in sorted(Path(folder).iterdir()) if path.suffix in (".safetensors", ".bin")]
-    if not weights:
-        raise ValueError(f"{folder} holds no model: it has no model.safetensors")
+def of_checkpoint(checkpoint: str) -> dict:
+    """What a run's record says of the file or folder that it starts from."""
+    path = Path(checkpoint)
+    weights = [path]
+    if path.is_dir():
+        weights = [file for file in sorted(path.iterdir()) if file.suffix in (".safetensors", ".bin")]
     return {
-        "pretrained": str(Path(folder).resolve()), "pretrained_updates": record.updates_of(folder),
+        "pretrained": str(path.resolve()), "pretrained_updates": updates_of(path),
         "pretrained_weights": record.fingerprint(weights),
     }  # fmt: skip

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 import yaml
 
+from ..checkpoints.trained import check_dictionary, read_model
 from ..common import console, limits, pace, record
 from ..common.active import refuse
 from ..common.blocks import Split, check_split, read_symbols
@@ -28,7 +29,7 @@ from ..common.stop import stoppable
 from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
 from ..positions import load_scheme_file
 from .data import Batches, Blocks, fingerprint_of
-from .glue import check_vocabulary, of_checkpoint
+from .glue import of_checkpoint
 from .recipe import FINETUNING, PRETRAINING, Recipe, read
 from .run import Run, differences, newest, publish
 
@@ -123,7 +124,7 @@ def of_glue(settled: Recipe, data: Path) -> dict:
     used = (settled["train_subset"], *splits)
     for split in used:
         check_glue(data / name, split, labelled=True)
-    check_vocabulary(settled["finetune_from_model"], data)
+    check_dictionary(read_model(settled["finetune_from_model"], mmap=True).weights, data / "dict.txt")
     files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
         "task": name, "budget": {"max_epoch": settled["max_epoch"]}, "splits": splits,

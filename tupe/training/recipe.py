@@ -4,15 +4,20 @@ it refuses."""
 import ast
 import functools
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any
 
+from ..checkpoints.trained import read_model
 from ..common import limits
-from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, named, preset, split_size, with_size
+from ..common.architectures import (
+    ELECTRA,
+    architecture_of,
+    named,
+    preset,
+    split_size,
+)
 from ..common.options import did_you_mean
 from ..common.recipes import check_preset, compose, resolved, value_of
-from ..common.safe_load import read_config
 from ..encoder import ModelConfig, names_in
 from ..names import cls_beside
 
@@ -149,8 +154,8 @@ def read(
         if "model" in groups:
             check_preset(groups["model"], architecture)
     else:
-        config = config_of(values["checkpoint.finetune_from_model"])
-        architecture = architecture_of(ModelConfig(**config))
+        known = read_model(values["checkpoint.finetune_from_model"], mmap=True).config
+        config, architecture = {name: getattr(known, name) for name in EXPORTED}, architecture_of(known)
     of_architecture = _of_model(preset(architecture))
     defaults = {name: of_architecture.get(name, value) for name, value in kind.options.items()}
     values = defaults | {key: resolved(values, key, defaults) for key in values if key in defaults}
@@ -220,30 +225,6 @@ def plain_options(architecture: str) -> dict:
 
 def _of_model(options):
     return {f"model.{NAMES[name]}": value for name, value in options.items()}
-
-
-def config_of(folder: str) -> dict:
-    """{option of `ModelConfig`: value} of a folder that transformers reads. Raises ValueError for anything else."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        what = "starts from a Hugging Face folder, with config.json; `tupe checkpoint export` makes one of a file"
-        raise ValueError(f"{folder or '--checkpoint'}: --engine transformers {what}")
-    config = read_config(path)
-    if config.get("model_type") != "tupe":
-        raise ValueError(f"{folder}: model_type is {config.get('model_type')!r}, not 'tupe'")
-    return {ours: config[theirs] for ours, theirs in EXPORTED.items() if theirs in config}
-
-
-def architecture_of(model: ModelConfig) -> str:
-    """The name of the architecture that differs from a model in the fewest options that define it, of its very size or
-    else base."""
-
-    def differing(name):
-        other, sizes = asdict(ModelConfig(**preset(name))), {"layers", "width", "heads", "ffn"}
-        wrong = {option for option, value in asdict(model).items() if option not in FREE and value != other[option]}
-        return len(wrong - sizes), bool(wrong & sizes)
-
-    return min((with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES), key=differing)
 
 
 def _options(kind, words, recipe):

@@ -12,24 +12,26 @@ import re
 import shutil
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from fairseq import checkpoint_utils, models, options, tasks
+from fairseq import checkpoint_utils, models, options, registry, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from helpers import PLUGIN, our_checkpoint
+from helpers import PLUGIN, configuration, new_checkpoint, our_checkpoint
 from omegaconf import OmegaConf
 
 from tupe.checkpoints.convert import from_released
 from tupe.checkpoints.export import export
-from tupe.checkpoints.files import average, configuration, new_checkpoint, strip
-from tupe.checkpoints.folders import as_file, contents_of
+from tupe.checkpoints.files import as_file, average
+from tupe.checkpoints.gate import COMMON, PARTS, admit, allow, read_checkpoint
+from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 from tupe.evaluation.loading import load_model
-from tupe.plugin.gate import STOCK, _registries, admit, is_ours, read_checkpoint
 from tupe.plugin.model import TupeModel
 
 
@@ -81,9 +83,9 @@ HOSTILE = {
     "word for a switch": ("cfg.model.compile", lambda code, _: code, "compile is .*valid: bool"),
     "choice": ("cfg.model.cls", lambda code, _: code, "cls is .*valid: auto, tied, untied"),
     "lookup": ("cfg.task.data", lambda code, _: "${oc.env:HOME}", "data is .*valid: str"),
-    "betas": ("cfg.optimizer.adam_betas", lambda code, _: code, "adam_betas is "),
-    "frequency": ("cfg.optimization.update_freq", lambda code, _: code, "update_freq is .*List"),
-    "section": ("cfg.dataset", lambda code, _: [code], "cfg.dataset is a list"),
+    "half": ("cfg.common.fp16", lambda code, _: code, "common.fp16 is .*valid: bool"),
+    "seed": ("cfg.common.seed", lambda code, _: code, "common.seed is .*valid: int"),
+    "section": ("cfg.common", lambda code, _: [code], "cfg.common is a list"),
     "configuration": ("cfg", lambda code, _: [code], "no checkpoint of this project"),
     "omegaconf": ("cfg.model", lambda code, _: OmegaConf.create({"_name": "tupe_r"}), "no checkpoint of this project"),
     "namespace": ("cfg.model", lambda code, _: argparse.Namespace(arch="wav2vec2", x=code), "its model is 'wav2vec2'"),
@@ -129,7 +131,7 @@ def test_hostile_files_are_refused_in_one_line(name, state, tmp_path):
 
 
 def strip_of(path):
-    return strip(contents_of(path))
+    return read_model(path).state()
 
 
 def from_pretrained(path):
@@ -143,13 +145,50 @@ def test_behind_the_gate_they_would_run(tmp_path):
     assert (tmp_path / "PWNED").exists()
 
 
-@pytest.mark.parametrize("part", ["model", "task", "criterion"])
+def registries(part):
+    """{name: class}, {name: dataclass} of fairseq."""
+    if part == "model":
+        return models.MODEL_REGISTRY, models.MODEL_DATACLASS_REGISTRY
+    if part == "task":
+        return tasks.TASK_REGISTRY, tasks.TASK_DATACLASS_REGISTRY
+    return registry.REGISTRIES[part]["registry"], registry.REGISTRIES[part]["dataclass_registry"]
+
+
+def kind_of(field):
+    """A field's type, or its choices, as the gate has them."""
+    kind = next((each for each in get_args(field.type) if each is not type(None)), field.type)
+    return tuple(choice.value for choice in kind) if issubclass(kind, Enum) else kind
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_options_are_those_of_fairseq(part):
+    """Of every part that passes: the same names, and the same types. And every part of ours passes."""
+    kinds, dataclasses = registries(part)
+    for name, known in PARTS[part].items():
+        fields = [f for f in dataclasses[name].__dataclass_fields__.values() if f.name != "_name"]
+        assert {f.name: kind_of(f) for f in fields} == known, name
+    ours = {name for name, kind in kinds.items() if any(base.__module__.startswith("tupe.") for base in kind.__mro__)}
+    assert ours - {*PARTS[part]} <= {"from_checkpoint"}
+
+
+def test_parts_that_stand_on_ours_pass_when_they_are_allowed(state, monkeypatch):
+    with pytest.raises(ValueError, match="its task is 'mine'"):
+        admit(put(state, "cfg.task._name", "mine"), "x.pt")
+    monkeypatch.setitem(PARTS, "task", {**PARTS["task"]})
+    allow("task", "mine", {"data": str, "more": ("a", "b")})
+    assert admit(put(state, "cfg.task._name", "mine"), "x.pt")["cfg"]["task"].keys() == {"_name", "data"}
+    with pytest.raises(ValueError, match="cfg.task.more is 'c'; valid: a, b"):
+        admit(put(state, "cfg.task", {"_name": "mine", "more": "c"}), "x.pt")
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_none_of_fairseqs_own_parts_passes(part, state, tmp_path):
     """Whichever is registered, with code in each of its options."""
-    names = [name for name in _registries(part)[0] if not is_ours(part, name) and name not in STOCK[part]]
+    kinds, dataclasses = registries(part)
+    names = [name for name in kinds if name not in PARTS[part]]
     assert len(names) > 20
     for name in names:
-        kind = _registries(part)[1].get(name)
+        kind = dataclasses.get(name)
         fields = kind.__dataclass_fields__ if kind else ("data",)
         section = {**dict.fromkeys(fields, code(tmp_path)), "_name": name, "position": "t5", "max_positions": 6}
         with pytest.raises(ValueError, match=f"its {part} is '{name}'"):
@@ -162,7 +201,9 @@ def test_every_option_of_ours_has_its_type(state, tmp_path):
     taken = []
     for section, values in state["cfg"].items():
         for name in values if isinstance(values, dict) else ():
-            if name != "_name":
+            if section not in (*PARTS, "common") or (section == "common" and name not in COMMON):
+                assert code(tmp_path) not in repr(admit(put(state, f"cfg.{section}.{name}", code(tmp_path)), "x.pt"))
+            elif name != "_name":
                 try:
                     value = admit(put(state, f"cfg.{section}.{name}", code(tmp_path)), "x.pt")["cfg"][section][name]
                 except ValueError as error:
@@ -170,7 +211,13 @@ def test_every_option_of_ours_has_its_type(state, tmp_path):
                 else:
                     assert value == code(tmp_path)
                     taken.append(f"{section}.{name}")
-    assert {"task.data", "model.position", "common.user_dir"} <= {*taken} and len(taken) < 90
+    assert {*taken} == {
+        "task.data",
+        "task.finetune_from_model",
+        "task.shorten_data_split_list",
+        "model.position",
+        "model.position_file",
+    }
     assert not (tmp_path / "PWNED").exists()
 
 
@@ -182,10 +229,10 @@ def test_what_is_written_on_holds_nothing_else(state, good, tmp_path):
     state["extra_state"]["best"] = np.float64(0.5)
     state["model"] = collections.OrderedDict(state["model"])
     torch.save({**state, **extra, "cfg": cfg}, tmp_path / "x.pt")
-    for written in (strip_of(tmp_path / "x.pt"), average([tmp_path / "x.pt"] * 2)):
+    for written in (strip_of(tmp_path / "x.pt"), average([tmp_path / "x.pt"] * 2).state()):
         torch.save(written, tmp_path / "y.pt")
         assert code(tmp_path) not in repr(torch.load(tmp_path / "y.pt", weights_only=True))
-        assert written["args"] is None and written["cfg"]["optimizer"] is written["cfg"]["bpe"] is None
+        assert written["args"] is None and written["cfg"].keys() == {*PARTS, "common"}
         assert written["cfg"]["model"] == state["cfg"]["model"]
     assert type(strip_of(tmp_path / "x.pt")["extra_state"]["best"]) is float
 
@@ -196,14 +243,14 @@ def test_files_that_a_configuration_names_are_not_run(state, tmp_path):
     state["cfg"]["model"]["position_file"] = str(tmp_path / "evil.py")
     torch.save(state, tmp_path / "x.pt")
     model, _ = load_model(tmp_path / "x.pt")
-    assert model.encoder.positions.name == "untied+t5" and not (tmp_path / "PWNED").exists()
+    assert model.config.position == "untied+t5" and not (tmp_path / "PWNED").exists()
 
 
 def test_good_ones_pass_as_they_are(good, pretrained):
     for path in (good, pretrained):
         before, after = torch.load(path, weights_only=True), read_checkpoint(path)
-        dropped = {"job_logging_cfg"} & before["cfg"].keys()
-        assert {**after["cfg"], **{name: before["cfg"][name] for name in dropped}} == before["cfg"]
+        assert {part: before["cfg"][part] for part in PARTS} == {part: after["cfg"][part] for part in PARTS}
+        assert after["cfg"]["common"].items() <= before["cfg"]["common"].items() and len(after["cfg"]["common"]) == 6
         for name in before.keys() - {"cfg"}:  # tensors compare as their text
             assert json.dumps(after[name], default=str) == json.dumps(before[name], default=str)
     (model,), cfg, _ = checkpoint_utils.load_model_ensemble_and_task([str(pretrained)])
@@ -212,12 +259,12 @@ def test_good_ones_pass_as_they_are(good, pretrained):
 
 def test_fairseqs_own_parts_of_our_recipes_pass(good, state, tmp_path):
     sizes = {name: value for name, value in state["cfg"]["model"].items() if name.startswith("encoder_")}
-    for task in STOCK["task"]:
+    for task in ("masked_lm", "sentence_prediction"):
         more = {"tokens_per_sample": 6} if task == "masked_lm" else {"num_classes": 2}
         cfg = configuration("tupe_r", {"max_positions": 6, **sizes}, task, task)
         cfg["task"].update(data=str(good.parent), **more)
         torch.save({**state, "cfg": cfg}, tmp_path / "x.pt")
-        assert read_checkpoint(tmp_path / "x.pt")["cfg"] == cfg
+        assert {part: cfg[part] for part in PARTS}.items() <= read_checkpoint(tmp_path / "x.pt")["cfg"].items()
 
 
 # -------------------------------------------------------------------------------------------------- innocent foreigners
@@ -244,7 +291,7 @@ def test_another_model_of_fairseq_is_named_in_one_line(roberta):
         ):
             read(roberta)
     with pytest.raises(ValueError, match="not a checkpoint of the released TUPE code"):
-        from_released(roberta, roberta.parent / "dict.txt")
+        from_released(roberta)
 
 
 def test_a_run_of_another_model_goes_on_from_its_own(roberta):
@@ -313,6 +360,7 @@ HOSTILE_FOLDERS = {  # what is written into a folder of ours: config.json's sett
         "chat_template": "{{ cycler.__init__.__globals__.os.mkdir('PWNED') }}",
     }}, None),
     "adapter": ({"adapter_config.json": {"base_model_name_or_path": "evil"}}, "has an adapter"),
+    "shards": ({"model.safetensors.index.json": {"weight_map": {"x": ["CODE"]}}}, "cannot be read"),
     "pickle": ({"pytorch_model.bin": None}, "cannot be read|refused"),
     "cut": ({"model.safetensors": b"x"}, "model.safetensors cannot be read"),
     "file of fairseq": ({"as_fairseq.pt": None}, None),
@@ -336,7 +384,7 @@ def write_folder(source, name, folder):
             (copy / file).write_text(json.dumps(content))
         else:
             torch.save({"cfg": Pickled(folder), "x": Pickled(folder)}, copy / file)
-    if "pytorch_model.bin" in files:
+    if "pytorch_model.bin" in files or name == "shards":
         (copy / "model.safetensors").unlink()
     return copy, said
 
@@ -357,8 +405,8 @@ def file_of(folder):
 def test_hostile_folders(name, exported, tmp_path):
     """Either they are read without what is not the model, or refused in one line."""
     folder, said = write_folder(exported, name, tmp_path)
-    for read in (load_model, contents_of, file_of):
-        if said is None or name == "adapter" and read is not load_model:
+    for read in (load_model, read_model, file_of):
+        if said is None:
             read(folder)
             continue
         with pytest.raises(ValueError, match=said) as error:
@@ -374,7 +422,7 @@ FILES = (
     "task",
     "criterion",
     "code for a number",
-    "betas",
+    "half",
     "omegaconf",
     "namespace",
     "old",
@@ -461,8 +509,9 @@ def test_no_command_runs_what_a_folder_holds(command, places, small, tmp_path, m
 def test_nothing_else_reads_them():
     """One place unpickles; what it reads goes through the gate, or is of the released code and of transformers, of
     which the conversion takes tensors and numbers alone."""
-    loading = {"common/safe_load.py"}
-    users = {"torch.load(": loading, "load_safely(": {*loading, "plugin/gate.py", "checkpoints/convert.py"}}
+    loading, room = "common/safe_load.py", "checkpoints/"
+    readers = {loading, *(f"{room}{name}.py" for name in ("gate", "convert", "trained"))}
+    users = {"torch.load(": {loading}, "load_safely(": readers}
     for call, files in users.items():
         found = {str(path.relative_to(PLUGIN)) for path in PLUGIN.rglob("*.py") if call in path.read_text()}
         assert found == files
