@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 import tupe.plugin  # noqa: F401
 from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig
 from tupe.positions import parameter_groups
-from tupe.schemes import SCHEMES
 
 SETTINGS = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "weight_decay": 0.01, "lr": [0.01], "tpu": False}
 
@@ -390,26 +389,6 @@ def test_a_state_from_before_a_parameter_was_marked(name):
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(new.optimizer.state[p][moment], old.optimizer.state[p][moment])
     advance_all(new, range(2, 4))
-
-
-def test_resuming_after_the_registry_has_changed(tmp_path):
-    """The schemes keep the checkpoint's order, in which the optimizer's state counts parameters: twice."""
-    data, order = write_data(tmp_path / "data"), dict(SCHEMES)
-
-    def run(folder, *more):
-        words = ["--position=shaw+deberta_shared", "--num-workers=0", "--max-update=6", "--save-interval-updates=2"]
-        words += ["--keep-interval-updates=-1", *more]
-        return train(pretrain_arguments(data, tmp_path / folder, *words, arch="bert_a_tiny"))
-
-    try:
-        whole = run("whole")
-        for name in list(SCHEMES)[::-1]:
-            SCHEMES[name] = SCHEMES.pop(name)
-        assert run("once", f"--restore-file={tmp_path}/whole/checkpoint_1_2.pt") == whole[2:]
-        assert run("twice", f"--restore-file={tmp_path}/once/checkpoint_1_4.pt") == whole[4:]
-    finally:
-        SCHEMES.clear()
-        SCHEMES.update(order)
 
 
 def test_training_with_learned_frequencies_resumes_exactly(tmp_path):

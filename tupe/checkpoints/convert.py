@@ -31,7 +31,7 @@ from ..encoder import PARTS, LMHead, ModelConfig, names_in
 from ..plugin.gate import read_checkpoint
 from ..plugin.model import NAMES
 from ..plugin.pretrained import check_dictionary, load_dictionary
-from ..positions import canonical, parse, same_position
+from ..positions import canonical, parse
 from ..text import MASK, TextEncoder, load_tokenizer
 from ..training.recipe import architecture_of
 from .export import check_finite, weights_from_export
@@ -219,7 +219,7 @@ def to_released(path: str | Path, dictionary_file: str | Path) -> dict:
     possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
     parts = [name for name in PARTS["transformer"] if model.get(name, "auto") != "auto"]
     kind = {key: model[key] for key in ("position", *possible, *parts)}
-    relative = same_position(kind["position"], "untied+t5")
+    relative = kind["position"] == "untied+t5"
     if {**kind, "position": ""} != {**possible, "position": ""} or not (relative or kind["position"] == "untied"):
         raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
     if model["_name"].startswith("electra"):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..encoder import Encoder, Stack
-from ..positions import format_value, same_position
+from ..positions import format_value
 
 
 def pack_settings(settings: dict[str, str]) -> Tensor:
@@ -28,7 +28,7 @@ class StackWithSettings(Stack):
     def settings(self) -> dict[str, str]:
         config = self.config
         settings = {
-            "position": self.positions.name, "cls": config.cls, "layer": config.block, "normaliser": config.normaliser,
+            "position": self.positions.name, "cls": config.cls, "block": config.block, "normaliser": config.normaliser,
             "heads": str(self.positions.dims.heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
         }  # fmt: skip
         settings |= config.other_parts()
@@ -41,8 +41,6 @@ class StackWithSettings(Stack):
         """Raises ValueError for the state of a model with other settings."""
         saved = unpack_settings(state)
         self.stretched_from = saved.get("stretched_from", self.stretched_from)
-        if same_position(saved["position"], self.positions.name):  # optimizers count parameters in the saved order
-            self.positions.in_order_of(saved["position"])
         own = self.settings()
         if saved != own:
             raise ValueError(f"the checkpoint was trained with {describe(saved)}; this model has {describe(own)}")
