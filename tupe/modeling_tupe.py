@@ -28,7 +28,7 @@ from .backend_sdpa import Sdpa
 from .configuration_tupe import TupeConfig
 from .cpu import Linear, linear
 from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
-from .positions import Positions, PositionScheme, parameter_groups
+from .positions import Positions, parameter_groups
 from .token_positions import TokenPositions
 from .tracing import is_traced
 
@@ -54,10 +54,7 @@ class TupePreTrainedModel(PreTrainedModel):
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Parameters for an optimizer; see positions.py. Trainer's own would decay those that must not be."""
-        for module in self.modules():
-            if isinstance(module, PositionScheme):
-                module.mark_without_decay()  # accelerate puts parameters where PyTorch does not see it
-        return parameter_groups(self.parameters(), weight_decay)
+        return parameter_groups(self, weight_decay)
 
     @classmethod
     def from_pretrained(

@@ -34,7 +34,7 @@ from .tracing import is_traced
 
 __all__ = [
     "SCHEMES", "CLS", "register", "load_scheme_file", "canonical", "Dims", "LayerContext", "PositionScheme",
-    "Positions", "no_weight_decay", "parameter_groups",
+    "Positions", "parameter_groups", "undecayed_names",
 ]  # fmt: skip
 
 Scheme = TypeVar("Scheme", bound="type[PositionScheme]")
@@ -264,27 +264,12 @@ class PositionScheme(nn.Module):
     # than that (0: all are); None: a formula gives every distance a value of its own.
     saturates_at: int | None = None
     only_scales = False  # whether `rotate` only multiplies q and k by numbers, and so goes with any rotation
-    undecayed: tuple[str, ...] = ()  # its parameters without weight decay, see `no_weight_decay`
+    # Parameters that weight decay leaves alone: those for which 0 is nothing to be drawn to. Some options have buffers
+    # of these names instead.
+    undecayed: tuple[str, ...] = ()
 
     def __init__(self, dims: Dims):
         super().__init__()
-
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and has_no_weight_decay(param):
-            self.undecayed = *self.undecayed, name
-            delattr(param, MARK)  # a new one for the parameter that stands there then: accelerate makes its own
-        super().register_parameter(name, param)
-        self.mark_without_decay()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # of a copy, whose parameters have lost the mark
-        self.mark_without_decay()
-
-    def mark_without_decay(self) -> None:
-        """Mark the parameters without weight decay, whichever stand there now: loaders of weights replace them."""
-        for name in self.undecayed:
-            if (parameter := self._parameters.get(name)) is not None:
-                no_weight_decay(parameter)
 
     def forward(self, hook: str, *args: Any) -> Any:
         """A hook, called through the module where something watches its calls: see `call`. What it returns must not be
@@ -323,30 +308,24 @@ class PositionScheme(nn.Module):
         return out
 
 
-MARK = "optim_overrides"  # fairseq's, which its fp16 copies keep
+def undecayed_names(model: nn.Module) -> list[str]:
+    """The parameters of a model, as `named_parameters` calls them, that weight decay leaves alone."""
+    names = []
+    for path, module in model.named_modules():
+        if isinstance(module, PositionScheme):
+            own = [name for name in module.undecayed if module._parameters.get(name) is not None]
+            names += [f"{path}.{name}".removeprefix(".") for name in own]
+    return names
 
 
-def no_weight_decay(values: Tensor) -> nn.Parameter:
-    """A parameter that weight decay leaves alone, for a scheme in which a value of 0 is nothing to be drawn to; see
-    `parameter_groups`. values: or the parameter."""
-    parameter = values if isinstance(values, nn.Parameter) else nn.Parameter(values)
-    setattr(parameter, MARK, {"optimizer": {"weight_decay_scale": 0.0}})
-    return parameter
-
-
-def has_no_weight_decay(parameter: Tensor | None) -> bool:
-    """Whether a parameter is marked as `no_weight_decay`."""
-    mark: dict[str, dict[str, float]] = getattr(parameter, MARK, {})
-    return mark.get("optimizer", {}).get("weight_decay_scale") == 0
-
-
-def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters of a model, its heads included, as groups for any optimizer: those with weight decay and, if schemes
-    have marked any as `no_weight_decay`, those without."""
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The parameters of a model with an `Encoder` in it, as groups for any optimizer: those with weight decay and, if
+    there are any, those of `undecayed_names`."""
+    undecayed = set(undecayed_names(model))
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
-    for parameter in parameters:
-        groups[has_no_weight_decay(parameter)]["params"].append(parameter)
-    return groups if groups[1]["params"] else groups[:1]
+    for name, parameter in model.named_parameters():
+        groups[name in undecayed]["params"].append(parameter)
+    return groups if undecayed else groups[:1]
 
 
 def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
@@ -471,7 +450,8 @@ class Positions(nn.ModuleDict):
     def of_layer(self, layer: int, hook: str | None = None) -> list[PositionScheme]:
         """The schemes that act in one layer, or those of them that have a hook."""
         modules: Iterable[Any] = map(self.__getitem__, self if hook is None else self.having[hook])
-        return [m[layer] if isinstance(m, nn.ModuleList) else m for m in modules]
+        schemes: list[Any] = [m[layer] if isinstance(m, nn.ModuleList) else m for m in modules]
+        return schemes
 
     def _sum(
         self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device | str, *args: Any

@@ -14,7 +14,7 @@ from helpers import load, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
 import tupe.plugin  # noqa: F401
-from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig
+from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig, mark_undecayed
 from tupe.positions import parameter_groups
 
 SETTINGS = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "weight_decay": 0.01, "lr": [0.01], "tpu": False}
@@ -304,6 +304,7 @@ FREQUENCIES = {f"encoder.positions.{name}.log_omega" for name in LEARNED.split("
 def trained(name, weight_decay, precision="float32"):
     """{name of a parameter: its change} after 5 updates with the same gradients, through fairseq's own way."""
     model = build_model("bert_a_tiny", position=LEARNED)
+    mark_undecayed(model)
     start = {key: p.detach().clone() for key, p in model.named_parameters()}
     config = OmegaConf.structured(FairseqConfig)
     config.optimizer = {"_name": name, **SETTINGS, "weight_decay": weight_decay}
@@ -351,14 +352,14 @@ def test_groups_of_parameters():
             setattr(module, name, torch.nn.Parameter(p.detach().clone()))
     for copied in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model.encoder)), other):
         names = {p: name for name, p in copied.named_parameters()}
-        groups = parameter_groups(copied.parameters(), 0.1)
+        groups = parameter_groups(copied, 0.1)
         torch.optim.SGD(groups, lr=0.1)
         assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
         assert {names[p].removeprefix("encoder.") for p in groups[1]["params"]} == {
             name.removeprefix("encoder.") for name in marked
         }
         assert len(groups[0]["params"]) == len(names) - len(marked)
-    assert len(parameter_groups(build_model("bert_a_tiny", position="t5").parameters(), 0.1)) == 1
+    assert len(parameter_groups(build_model("bert_a_tiny", position="t5"), 0.1)) == 1
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw_fused"])
@@ -375,13 +376,11 @@ def test_a_state_from_before_a_parameter_was_marked(name):
                 p.grad = torch.randn(p.shape, generator=generator)
             optimizer.step()
 
-    table = model.encoder.positions["urpe"].table
-    mark = vars(table).pop("optim_overrides")
     old = optim.build_optimizer(config.optimizer, list(model.parameters()))
     advance_all(old, range(2))
     state = copy.deepcopy(old.state_dict())
     assert len(state["param_groups"]) == 1
-    table.optim_overrides = mark
+    mark_undecayed(model)
     new = optim.build_optimizer(config.optimizer, list(model.parameters()))
     new.load_state_dict(state)
     assert [group["weight_decay"] for group in new.param_groups] == [0.01, 0.0]

@@ -42,7 +42,8 @@ from ..common.prepared import tokenizer_files
 from ..common.record import STOPPED, write_atomically
 from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
-from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
+from ..modeling_tupe import TupeForMaskedLM
+from ..positions import parameter_groups
 from .data import IGNORED, UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
 from .recipe import FINETUNING, Recipe, adam_betas
 from .run import PARTIAL, Run, keep, publish, put_in_place, seal
@@ -285,7 +286,7 @@ class Training(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         if self.optimizer is None:
-            groups = TupePreTrainedModel.parameter_groups(model or self.model, self.recipe["weight_decay"])
+            groups = parameter_groups(model or self.model, self.recipe["weight_decay"])
             betas = adam_betas(self.recipe["adam_betas"])
             self.optimizer = AdamW(groups, lr=self.recipe["lr"][0], betas=betas, eps=self.recipe["adam_eps"])
         return self.optimizer
