@@ -25,6 +25,7 @@ from tupe.encoder import (
     LMHead,
     ModelConfig,
     ModelOptions,
+    Shared,
 )
 from tupe.packing import NO_PADDING
 from tupe.positions import Positions
@@ -143,7 +144,7 @@ def test_gated_attention_unit_formula(normaliser):
         y = (y - y.mean()) / torch.sqrt(y.var(unbiased=False) + layer.norm.eps)
         rows.append(y * layer.norm.weight + layer.norm.bias)
     places, backend = positions.token_positions(length), Plain(normaliser)
-    ours = layer(x, LayerInputs(lambda: positions, places, NO_PADDING, backend, Prepared(), 0))
+    ours = layer(x, LayerInputs(Shared(positions, backend), places, NO_PADDING, Prepared(), 0))
     torch.testing.assert_close(ours[0], torch.stack(rows), rtol=1e-10, atol=1e-10)
 
 

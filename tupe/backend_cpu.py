@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from .attention import Batch, mask_logits
 from .cpu import DropoutMask, on_onednn, product, rounded_up, select
 from .packing import Packing
-from .positions import Positions, overrides
+from .positions import Positions
 from .token_positions import TokenPositions
 from .windows import Chunking, Chunks
 
@@ -75,9 +75,8 @@ class Cpu(Chunking):
         self, output_indices: Tensor, prepared: CpuPrepared, positions: Positions, length: int
     ) -> CpuPrepared:
         """Only the query of [CLS] is computed where only first tokens are read; the bias is [H, 1, L]."""
-        rotates_back = any(overrides(scheme, "unrotate") for scheme in positions.of_layer(0))
         first_tokens = torch.arange(0, len(output_indices) * length, length)
-        if rotates_back or callable(prepared.bias) or not torch.equal(output_indices, first_tokens):
+        if positions.having["unrotate"] or callable(prepared.bias) or not torch.equal(output_indices, first_tokens):
             return prepared
         bias = None if prepared.bias is None else prepared.bias[:, :1]
         return prepared._replace(bias=bias, cls_query_only=True)
