@@ -258,7 +258,7 @@ def test_windows_save_work(path, position, cls, monkeypatch):
     monkeypatch.setattr(windows, "CHUNK", 5)
     for every in (3, 0):  # the second of two layers has a window, or both have
         model = encoder(f"{position}:every:{every}", cls)
-        terms = model.layer_inputs(MAX, make(path, model.positions))
+        terms = model.layer_inputs(MAX, make(path, model.positions, "softmax"))
         assert [isinstance(term.prepared, windows.InChunks) for term in terms] == [every == 0, True]
         assert terms[1].prepared.near.bias.shape[-2:] == (5, 13 + (cls == "untied"))
     whole = {}
@@ -573,7 +573,7 @@ def test_bias_is_computed_once(path, padding, monkeypatch):
         monkeypatch.setattr(scheme, "bias", lambda *args, name=name, bias=bias: calls.append(name) or bias(*args))
     model(batch(padding=padding))
     assert sorted(calls) == ["t5", "untied"]
-    terms = model.layer_inputs(MAX, make(path, model.positions), model.packing(batch(padding=padding)))
+    terms = model.layer_inputs(MAX, make(path, model.positions, "softmax"), model.packing(batch(padding=padding)))
     assert len(terms) == N and all(term.prepared.bias is terms[0].prepared.bias for term in terms)  # one tensor
 
 

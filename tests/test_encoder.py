@@ -1,7 +1,9 @@
 """The encoder against the released implementation's numbers, and against properties every encoder must have."""
 
+import cProfile
 import hashlib
 import math
+import pstats
 import subprocess
 import sys
 from dataclasses import fields
@@ -23,6 +25,7 @@ from tupe.encoder import (
     LMHead,
     ModelConfig,
     ModelOptions,
+    Shared,
 )
 from tupe.packing import NO_PADDING
 from tupe.positions import Positions
@@ -141,7 +144,7 @@ def test_gated_attention_unit_formula(normaliser):
         y = (y - y.mean()) / torch.sqrt(y.var(unbiased=False) + layer.norm.eps)
         rows.append(y * layer.norm.weight + layer.norm.bias)
     places, backend = positions.token_positions(length), Plain(normaliser)
-    ours = layer(x, LayerInputs(lambda: positions, places, NO_PADDING, backend, Prepared(), 0))
+    ours = layer(x, LayerInputs(Shared(positions, backend), places, NO_PADDING, Prepared(), 0))
     torch.testing.assert_close(ours[0], torch.stack(rows), rtol=1e-10, atol=1e-10)
 
 
@@ -194,3 +197,21 @@ def test_one_seed_gives_one_set_of_shared_weights(position):
     (expected, _), (all_but_positions, own) = digest("nopos"), digest(position)
     assert all_but_positions == expected
     assert torch.equal(digest(position)[1], own)  # the encoding's own weights follow the seed, too
+
+
+def calls_of(layers, position):
+    model = Encoder(40, PAD, position=position, cls="auto", layers=layers, width=32, ffn=64, heads=2, max_positions=32)
+    tokens, profile = torch.randint(4, 40, (2, 16)), cProfile.Profile()
+    with torch.no_grad():
+        model.eval()(tokens)
+        profile.enable()
+        model(tokens)
+        profile.disable()
+    return pstats.Stats(profile).total_calls
+
+
+@pytest.mark.parametrize("position", ["absolute", "untied+t5"])
+def test_a_layer_takes_few_calls(position):
+    """Of Python and of what it calls: where a model is small they take longer than its work. transformers' BERT takes
+    233 by the same count; 307 and 317 here, with torch 2.13 on a processor where oneDNN multiplies."""
+    assert (calls_of(8, position) - calls_of(4, position)) / 4 <= 350

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from helpers import Waits
 from torch import nn
 
 from tupe import cpu
@@ -495,3 +496,14 @@ def test_compiled_code_is_one_graph_in_the_first_call_and_few_over_lengths():
         out = compiled(ids, mask).logits
         torch.testing.assert_close(out[mask == 1], model(ids, mask).logits[mask == 1], rtol=1e-4, atol=1e-5)
     assert 1 <= len(graphs) <= 3
+
+
+@pytest.mark.parametrize("ids", [IDS, LEFT])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_forward_pass_waits_for_a_gpu_once(ids, masked):
+    """When it has asked, at once, for all that it must know of padding: one `tolist`, which is no operation here."""
+    model, mask = make().eval(), (ids != 1).long() if masked else None
+    expected = model(ids, attention_mask=mask).logits
+    with Waits() as waits:
+        found = model(ids, attention_mask=mask).logits
+    assert torch.equal(found, expected) and not waits.operations

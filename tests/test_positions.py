@@ -213,8 +213,8 @@ def test_position_terms_are_computed_once_per_forward(position, cls, monkeypatch
     model(tokens())
     for name, module in model.positions.items():
         copies = len(module) if isinstance(module, torch.nn.ModuleList) else 1
-        assert calls.count((name, "bias")) == calls.count((name, "gate")) == copies
-        assert calls.count((name, "embed")) == 1
+        for hook in ("bias", "gate", "embed"):
+            assert calls.count((name, hook)) == copies * overrides(SCHEMES[name], hook)
     terms = [terms.prepared for terms in model.layer_inputs(L)]
     reach = model.positions.reach(LayerContext(1, TokenPositions(L)))
     first = 0 if reach is None else 1  # of those that see equally far
@@ -674,7 +674,7 @@ def test_untied_cls_needs_logits(own):
     for hook in ("rotate", "unrotate"):
         setattr(own, hook, getattr(PositionScheme, hook))
     own.returns = {"cls_bias": lambda x: None}
-    with pytest.raises(ValueError, match=r"^cls_bias of position scheme Mine returned None; valid: \[2, H\]$"):
+    with pytest.raises(ValueError, match=r"^cls_bias of position scheme Mine returned None; valid: \[2, H\] \(.*\)$"):
         encoder("own", "untied")(tokens())
 
 
@@ -700,6 +700,82 @@ def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch)
     message = r"bias of position scheme Mine returned \[2, 9, 9\]; valid: \[2, \d, 9\] .* R the `positions.queries`"
     with pytest.raises(ValueError, match=message), torch.no_grad():
         model.eval()(tokens())
+
+
+OWN_BUGS = """\
+import torch
+from tupe.positions import PositionScheme, register
+
+@register("own_distance")
+class Distance(PositionScheme):
+    def bias(self, positions, scale):
+        return self.slopes(positions) @ torch.zeros(3)
+
+    def slopes(self, positions):
+        return {}["missing"]
+
+    def content(self, q, k, layer):
+        return torch.zeros(2, 2) @ torch.zeros(3)
+
+    def reach(self, layer):
+        return None.index
+"""
+
+
+@pytest.mark.parametrize(
+    ("hook", "kind", "message", "line"),
+    [
+        ("bias", KeyError, "KeyError: 'missing'", 10),
+        ("content", RuntimeError, "RuntimeError: .*size.*", 13),
+        ("reach", AttributeError, "AttributeError: 'NoneType' object has no attribute 'index'", 16),
+    ],
+)
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_bug_in_a_hook_is_told_with_its_class_and_line(hook, kind, message, line, watched, own_file):
+    own_file.write_text(OWN_BUGS)
+    load_scheme_file(own_file)
+    for other in {"bias", "content", "reach"} - {hook}:
+        setattr(SCHEMES["own_distance"], other, getattr(PositionScheme, other))
+    model = encoder("t5+own_distance")
+    if watched:
+        model.positions["own_distance"].register_forward_pre_hook(lambda *_: None)
+    message = f"{hook} of position scheme Distance raised {message} \\({own_file}:{line}\\)"
+    with pytest.raises(kind, match=message) as caught:
+        model(tokens())
+    assert type(caught.value) is kind
+
+
+def test_a_wrong_shape_is_told_with_the_line_of_the_hook(own_file):
+    lines = ["    def gate(self, positions):", "        return torch.ones(3)"]
+    own_file.write_text("\n".join([*OWN_BUGS.splitlines()[:5], *lines]))
+    load_scheme_file(own_file)
+    message = rf"gate of position scheme Distance returned \[3\]; valid: .* \({own_file}:6\)$"
+    with pytest.raises(ValueError, match=message):
+        encoder("own_distance")(tokens())
+
+
+def test_an_answered_error_of_a_hook_stays_what_it_is(own):
+    """Of a class of its own: whoever trains knows what to do where memory is short."""
+    for hook in ("rotate", "unrotate"):
+        setattr(own, hook, getattr(PositionScheme, hook))
+
+    def fail(right):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    own.returns = {"bias": fail}
+    with pytest.raises(torch.OutOfMemoryError, match="^CUDA out of memory$"):
+        encoder("own")(tokens())
+
+
+@pytest.mark.parametrize("hook", ["register_forward_pre_hook", "register_forward_hook"])
+def test_what_watches_a_scheme_sees_its_hooks(hook):
+    """Shards and offloading bring parameters when a module is called."""
+    model, seen = encoder("shaw+t5"), []
+    for name, scheme in model.positions.items():
+        getattr(scheme, hook)(lambda module, args, *_, name=name: seen.append((name, args[0])))
+    expected, (found, _) = encoder("shaw+t5")(tokens())[0], model(tokens())
+    assert torch.equal(found, expected)
+    assert sorted(seen) == sorted([("t5", "bias")] + [("shaw", "content")] * 2)
 
 
 @pytest.mark.thorough
@@ -827,3 +903,24 @@ def test_a_rotation_of_an_odd_head_is_refused_when_it_is_built():
         with pytest.raises(ValueError, match="need an even width, not 65"):
             Positions(name, Dims(8, 130, 2, 1, 65, 65))
     Positions("rope:fraction:0.5", Dims(8, 130, 2, 1, 65, 65))
+
+
+def test_the_order_of_names_does_not_depend_on_which_own_file_is_imported_first():
+    try:
+        for name in ("zebra", "antelope"):
+            register(name)(type(name, (PositionScheme,), {"__module__": "mine"}))
+        assert canonical("zebra+antelope+t5") == "t5+antelope+zebra"
+    finally:
+        for name in ("zebra", "antelope"):
+            SCHEMES.pop(name, None)
+
+
+def test_no_scheme_has_changed_places():
+    """Parameters are drawn, and counted by saved optimizers, in this order. A new one may stand anywhere."""
+    order = (
+        "nopos absolute sinusoidal sinusoidal_learned untied absolute_d t5 clipped nonparametric factored alibi "
+        "directions kerple fire cpb shaw shaw_sinusoidal shaw_sinusoidal_learned shaw_values deberta deberta_shared "
+        "deberta_v2 transformer_xl wavelets cope cable grape_a rope rope_values fope selective_rope pope log_length "
+        "urpe window"
+    )
+    assert " ".join(name for name in SCHEMES if name in order.split()) == order

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .packing import NO_PADDING, Packing
-from .positions import LayerContext, Positions, overrides
+from .positions import LayerContext, Positions
 from .token_positions import TokenPositions
 
-__all__ = ["NORMALISERS", "Backend", "Batch", "Plain", "Prepared", "attend"]
+__all__ = ["NORMALISERS", "Backend", "Batch", "Plain", "Prepared", "Recorder", "attend"]
 
 
 def attend(
@@ -84,7 +84,7 @@ class Backend:
         """The reason why it cannot compute this model here, or None."""
         if normaliser != "softmax":
             return f"normaliser {normaliser} needs all weights"
-        if any(overrides(scheme, "content", "gate", "value") for scheme in positions.of_layer(0)):
+        if any(positions.having[hook] for hook in ("content", "gate", "value")):
             return f"position {positions.name} has terms that need all weights"
         return f"{dtype} is for checks against the plain backend" if dtype == torch.float64 else None
 
@@ -159,6 +159,38 @@ class Plain(Backend):
     ) -> tuple[Tensor, Tensor]:
         weights = F.dropout(self.weights(q, k, content, prepared, scale), dropout)
         return weights @ v, weights
+
+
+class Recorder(Plain):
+    """The plain backend, which keeps of every layer that it computes the weights [B, H, L, L] and the two parts of
+    their logits: that of the words [B, H, L, L] and that of only the positions [H, L, L], both multiplied by the scale.
+    The one way to see weights: `encoder(tokens, backend=Recorder(encoder.normaliser))`."""
+
+    def __init__(self, normaliser: str):
+        super().__init__(normaliser)
+        self.weights_of_layers: list[Tensor] = []
+        self.words: list[Tensor] = []
+        self.biases: list[Tensor | None] = []
+
+    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
+        pairs = super().terms(positions, token_positions)
+        self.biases = [bias for bias, _ in pairs]
+        return pairs
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Prepared, scale: float, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        words = ((q * scale) @ k.transpose(2, 3)).float()
+        self.words.append(words if content is None else words + content.float() * scale)
+        out, weights = super().mix(q, k, v, content, prepared, scale, dropout)
+        self.weights_of_layers.append(weights)
+        return out, weights
+
+    def logits_of_layers(self) -> list[tuple[Tensor, Tensor]]:
+        """(words, positions), [B, H, L, L] each."""
+        zero = self.words[0].new_zeros(())
+        biases = [zero if bias is None else bias for bias in self.biases]
+        return [(words, bias.expand_as(words)) for words, bias in zip(self.words, biases, strict=True)]
 
 
 def mask_logits(bias: Tensor | None, seen: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

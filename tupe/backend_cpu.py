@@ -6,6 +6,7 @@ value head. docs/dev/kernels.md has the measurement that justifies each trick.
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from .attention import Batch, mask_logits
 from .cpu import DropoutMask, on_onednn, product, rounded_up, select
 from .packing import Packing
-from .positions import Positions, overrides
+from .positions import Positions
 from .token_positions import TokenPositions
 from .windows import Chunking, Chunks
 
@@ -74,9 +75,8 @@ class Cpu(Chunking):
         self, output_indices: Tensor, prepared: CpuPrepared, positions: Positions, length: int
     ) -> CpuPrepared:
         """Only the query of [CLS] is computed where only first tokens are read; the bias is [H, 1, L]."""
-        rotates_back = any(overrides(scheme, "unrotate") for scheme in positions.of_layer(0))
         first_tokens = torch.arange(0, len(output_indices) * length, length)
-        if rotates_back or callable(prepared.bias) or not torch.equal(output_indices, first_tokens):
+        if positions.having["unrotate"] or callable(prepared.bias) or not torch.equal(output_indices, first_tokens):
             return prepared
         bias = None if prepared.bias is None else prepared.bias[:, :1]
         return prepared._replace(bias=bias, cls_query_only=True)
@@ -306,6 +306,11 @@ def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
     return matmul(b.transpose(2, 3), a.transpose(2, 3)).transpose(2, 3)
 
 
+def no_autocast() -> AbstractContextManager[None]:
+    """Autocast off, where it is on."""
+    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
+
+
 @not_compiled  # its loops and numpy's masks cannot be traced
 def blocked_attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_mask: Tensor | None, scale: float, p: float,
@@ -324,7 +329,7 @@ def blocked_attention(
     mask = None
     if key_mask is not None:
         mask = torch.zeros(key_mask.shape).masked_fill_(~key_mask, torch.finfo(torch.float32).min / 2)
-    with torch.autocast("cpu", enabled=False):
+    with no_autocast():
         blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
         if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):
             # for one short text, calls take longer than products
@@ -346,7 +351,7 @@ def attention_by_queries(
     batch, heads, length, _ = q.shape
     step = max(1, QUERY_BLOCK_LOGITS // (batch * heads * length))
     out = q.new_empty(batch, length, heads, v.size(-1)).transpose(1, 2)
-    with torch.autocast("cpu", enabled=False):
+    with no_autocast():
         for first in range(0, length, step):
             last = min(first + step, length)
             logits = ((q[:, :, first:last] * scale) @ k.transpose(2, 3)).float()

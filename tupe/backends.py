@@ -6,7 +6,7 @@ from .attention import Backend, Plain
 from .backend_cpu import Cpu
 from .backend_sdpa import Sdpa
 from .backend_triton import Triton, wins
-from .positions import Positions, overrides
+from .positions import Positions
 from .tracing import is_traced, is_transformed
 from .windows import Chunking, Windowed
 
@@ -16,13 +16,12 @@ __all__ = ["BACKENDS", "choose", "make"]
 BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa, "triton": Triton}
 
 
-def make(name: str, positions: Positions, normaliser: str = "softmax") -> Backend:
+def make(name: str, positions: Positions, normaliser: str) -> Backend:
     """The backend of this name, whether it can compute the model or not."""
     if name == "plain":
         return Plain(normaliser)
     backend = BACKENDS[name]()
-    has_window = any(overrides(scheme, "reach") for scheme in positions.of_layer(0))
-    return Windowed(backend) if has_window and isinstance(backend, Chunking) else backend
+    return Windowed(backend) if positions.having["reach"] and isinstance(backend, Chunking) else backend
 
 
 def choose(
@@ -44,10 +43,11 @@ def choose(
             name, reason = "plain", "which torch.func can transform"
         elif name == "sdpa" and triton_wins(positions, normaliser, device, dtype, length):
             name, reason = "triton", "measured to be the fastest here"
-    obstacle = BACKENDS[name]().refuses(positions, normaliser, device, dtype)
+    backend = make(name, positions, normaliser)
+    obstacle = backend.refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":
         raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")
-    return make("plain" if obstacle else name, positions, normaliser), obstacle or reason
+    return (Plain(normaliser), obstacle) if obstacle else (backend, reason)
 
 
 def triton_wins(
@@ -57,7 +57,7 @@ def triton_wins(
     about this length (the next power of 2, of 64 to 2048)."""
     if is_traced() or not torch.cuda.is_initialized() or dtype == torch.float32:
         return False
-    changes = any(overrides(scheme, "reach", "rotate") for scheme in positions.of_layer(0))  # the work, or the widths
+    changes = positions.having["reach"] or positions.having["rotate"]  # the work, or the widths
     if changes or not positions.has_bias() or Triton().refuses(positions, normaliser, device, dtype):
         return False
     about = min(max(64, 1 << (length - 1).bit_length()), 2048)

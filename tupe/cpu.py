@@ -41,8 +41,14 @@ def dense(x: Tensor) -> Tensor:
 
 def on_onednn(*tensors: Tensor) -> bool:
     """Whether `product` can multiply these tensors; it refuses empty ones, and knows no subclasses."""
-    plain = ONEDNN and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    return plain and all(t.device.type == "cpu" and t.dtype == torch.float32 and t.numel() for t in tensors)
+    if not ONEDNN:
+        return False
+    for t in tensors:
+        if type(t) not in (Tensor, torch.nn.Parameter):
+            return False
+        if t.device.type != "cpu" or t.dtype != torch.float32 or not t.numel():
+            return False
+    return True
 
 
 def rounded_up(rows: int) -> int:
@@ -58,13 +64,14 @@ def rounded_up(rows: int) -> int:
 
 def padded(x: Tensor) -> Tensor:
     """x [n, k] with rows of zeros appended: `rounded_up` of them in all."""
-    more = rounded_up(len(x)) - len(x)
+    rows = x.size(0)  # faster than len
+    more = rounded_up(rows) - rows
     return F.pad(x, (0, 0, 0, more)) if more else x
 
 
 def product_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`product` of x [n, k], which is `padded` for it: [n, m]."""
-    return product(padded(x), weight, bias)[: len(x)]
+    return product(padded(x), weight, bias)[: x.size(0)]
 
 
 def product_over_rows(a: Tensor, b: Tensor) -> Tensor:
@@ -104,7 +111,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, x.size(-1))
     y = OneDnnLinear.apply(rows, weight, bias) if torch.is_grad_enabled() else product_of_rows(rows, weight, bias)
-    return y.view(*x.shape[:-1], len(weight))
+    return y.view(*x.shape[:-1], weight.size(0))
 
 
 class Linear(torch.nn.Linear):
@@ -165,8 +172,10 @@ class Dropout(torch.autograd.Function):
 
 def dropout(x: Tensor, p: float, training: bool) -> Tensor:
     """`F.dropout`, several times as fast on a CPU."""
-    if not training or not 0 < p < 1 or x.device.type != "cpu" or is_traced():
-        return F.dropout(x, p, training)
+    if not training or p == 0:
+        return x
+    if p == 1 or x.device.type != "cpu" or is_traced():
+        return F.dropout(x, p)
     return Dropout.apply(x, p)
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import NORMALISERS, Backend, Batch, Plain, attend
+from .attention import NORMALISERS, Backend, Batch, Plain, Recorder, attend
 from .backends import BACKENDS, choose
 from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
@@ -36,23 +36,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass
+class Shared:
+    """What all layers call. Not a tuple: accelerate moves whatever tensors and modules it finds in tuples among a
+    layer's arguments to the layer's device."""
+
+    positions: Positions
+    backend: Backend
+
+
 class LayerInputs(NamedTuple):
     """What a layer gets beside its input: what all layers share is an argument, because no layer owns it."""
 
-    positions: Callable[[], Positions]  # a function: accelerate moves every module among the arguments of another one
+    shared: Shared
     token_positions: TokenPositions  # where the tokens stand
     packing: Packing  # what makes [B, L, C] of the layer's tokens, in the order in which the backend takes sequences
-    backend: Backend
     prepared: Any  # by the backend, of this layer
     index: int  # type: ignore[assignment]  # of this layer; hides a method of tuples that nobody calls
     selection: Selection | None = None  # the tokens whose output is read; None: all
 
-    def attend(self, x: Tensor, project: Callable[..., Any], dropout: float) -> Tensor:
-        """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. project: a layer's own projections, to q, k and v."""
-        q, k, v = project(x, self.packing)
+    def attend(self, x: Tensor, own: "Attention | GatedAttentionLayer") -> Tensor:
+        """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. own: the module of the layer that projects to q, k, v."""
+        q, k, v = own.project(x, self.packing)
         tokens = partial(self.packing.unpack, x), self.packing.mask
-        layer = LayerContext(self.index, self.token_positions, project, *tokens)
-        return attend(q, k, v, self.positions(), self.prepared, layer, self.backend, dropout)
+        layer = LayerContext(self.index, self.token_positions, own.project, *tokens)
+        dropout = own.attention_dropout if own.training else 0.0
+        return attend(q, k, v, self.shared.positions, self.prepared, layer, self.shared.backend, dropout)
 
     def outputs(self, mixed: Tensor) -> Tensor:
         """The rows of mixed values [B, L, C] whose output is read: [T, C], [B, L, C] or [m, C]."""
@@ -87,7 +96,7 @@ class Attention(nn.Module):
 
     def __init__(self, dims: Dims, config: "ModelConfig"):
         super().__init__()
-        self.heads, self.dropout = dims.heads, config.attention_dropout
+        self.heads, self.attention_dropout = dims.heads, config.attention_dropout
         bias = config.part("linear_bias") != "no"
         self.qkv = Linear(dims.width, 3 * dims.width, bias)
         self.out = Linear(dims.width, dims.width, bias)
@@ -98,7 +107,7 @@ class Attention(nn.Module):
         return split_heads(packing.unpack(self.qkv(x)), self.heads)
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        mixed = inputs.attend(x, self.project, self.dropout if self.training else 0.0)  # [B, H, L, D]
+        mixed = inputs.attend(x, self)  # [B, H, L, D]
         return self.norm(self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2))))
 
 
@@ -128,16 +137,12 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """[B, L, C] or [T, C] -> the same shape, or of a selection [m, C]."""
-        y = self.attention(self.attention_input(x), inputs)
+        y = self.attention(self.attention_norm(x) if self.pre else x, inputs)
         x = inputs.residual(x) + dropout(y, self.dropout, self.training)
         x = x if self.pre else self.attention_norm(x)
         y = self.feed_forward(self.ffn_norm(x) if self.pre else x)
         x = x + dropout(y, self.dropout, self.training)
         return x if self.pre else self.ffn_norm(x)
-
-    def attention_input(self, x: Tensor) -> Tensor:
-        """Of the layer's input [..., C], what attention projects."""
-        return self.attention_norm(x) if self.pre else x
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """[..., C] -> [..., C]"""
@@ -191,7 +196,7 @@ class GatedAttentionLayer(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """As `TransformerLayer.forward`."""
-        mixed = inputs.attend(x, self.project, self.attention_dropout if self.training else 0.0)  # [B, 1, L, E]
+        mixed = inputs.attend(x, self)  # [B, 1, L, E]
         mixed, x = inputs.outputs(mixed.squeeze(1)), inputs.residual(x)
         y = self.out(F.silu(self.u(x)) * mixed)
         return self.norm(x + dropout(y, self.dropout, self.training))
@@ -466,6 +471,7 @@ class Stack(nn.Module):
         packing = backend.order(packing)
         batch = Batch(token_positions, self.precision(), self.positions.dims.heads, packing, self.positions.untie_cls)
         pairs = backend.terms(self.positions, token_positions)
+        shared = Shared(self.positions, backend)
         prepared: dict[tuple[int, int | None], Any] = {}
         inputs: list[LayerInputs] = []
         for index in range(len(self.layers)):
@@ -473,14 +479,13 @@ class Stack(nn.Module):
             reach = self.positions.reach(LayerContext(index, token_positions))
             if (own, reach) not in prepared:
                 prepared[own, reach] = backend.prepare(*pairs[own], reach, batch)
-            of_layer = backend, prepared[own, reach], index
-            inputs.append(LayerInputs(lambda: self.positions, token_positions, packing, *of_layer))
+            inputs.append(LayerInputs(shared, token_positions, packing, prepared[own, reach], index))
         return inputs
 
     def inputs_for(self, output_indices: Tensor, inputs: LayerInputs, packing: Packing) -> LayerInputs:
         """A layer's, where only the tokens at output_indices [n] are read."""
         length = inputs.token_positions.length
-        prepared = inputs.backend.for_outputs(output_indices, inputs.prepared, self.positions, length)
+        prepared = inputs.shared.backend.for_outputs(output_indices, inputs.prepared, self.positions, length)
         selection = packing.select(output_indices, inputs.packing, length)
         return inputs._replace(prepared=prepared, selection=selection)
 
@@ -566,19 +571,13 @@ class Encoder(Stack):
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         if self.training:
             raise ValueError("call eval() first: dropout would make the weights random")
-        packing, positions, layer = self.packing(tokens), self.token_positions(tokens), range(len(self.layers))[layer]
-        plain = Plain(self.normaliser)
-        x, inputs = self.embed(tokens, packing, positions), self.layer_inputs(positions, plain, packing)
-        for index in range(layer):
+        layer = range(len(self.layers))[layer]
+        packing, positions, recorder = self.packing(tokens), self.token_positions(tokens), Recorder(self.normaliser)
+        x, inputs = self.embed(tokens, packing, positions), self.layer_inputs(positions, None, packing)
+        inputs[layer] = inputs[layer]._replace(shared=Shared(self.positions, recorder))
+        for index in range(layer + 1):
             x = self.layers[index](x, inputs[index])
-        block: Any = self.layers[layer]
-        if isinstance(block, TransformerLayer):
-            x, block = block.attention_input(x), block.attention
-        q, k, v = block.project(x, packing)
-        context = LayerContext(layer, positions, block.project, partial(packing.unpack, x), packing.mask)
-        content = self.positions.content(q, k, context)
-        q, k, _ = self.positions.rotate(q, k, v, context)
-        return plain.weights(q, k, content, inputs[layer].prepared, self.positions.scale)
+        return recorder.weights_of_layers[0]
 
 
 def of_cls(tokens: Tensor) -> Tensor:

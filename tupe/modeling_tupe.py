@@ -23,13 +23,12 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils import ModelOutput
 
-from .attention import Plain, Prepared
+from .attention import Recorder
 from .backend_sdpa import Sdpa
 from .configuration_tupe import TupeConfig
 from .cpu import Linear, linear
 from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
-from .positions import Positions, PositionScheme, parameter_groups
-from .token_positions import TokenPositions
+from .positions import parameter_groups
 from .tracing import is_traced
 
 
@@ -54,10 +53,7 @@ class TupePreTrainedModel(PreTrainedModel):
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Parameters for an optimizer; see positions.py. Trainer's own would decay those that must not be."""
-        for module in self.modules():
-            if isinstance(module, PositionScheme):
-                module.mark_without_decay()  # accelerate puts parameters where PyTorch does not see it
-        return parameter_groups(self.parameters(), weight_decay)
+        return parameter_groups(self, weight_decay)
 
     @classmethod
     def from_pretrained(
@@ -83,10 +79,9 @@ def keep_default(head: nn.Module) -> nn.Module:
     return head
 
 
-def first_token(input_ids: Tensor, attention_mask: Tensor | None, pad: int) -> Tensor:
-    """[B]: the column of each sequence's first token that is no padding, 0 where all is."""
-    mask = input_ids != pad if attention_mask is None else attention_mask != 0
-    return mask.byte().argmax(1) if input_ids.size(1) else input_ids.new_zeros(input_ids.size(0))
+def first_token(mask: Tensor) -> Tensor:
+    """[B]: the column of each sequence's first token, by mask [B, L], False at padding; 0 where all is padding."""
+    return mask.byte().argmax(1) if mask.size(1) else mask.new_zeros(mask.size(0), dtype=torch.long)
 
 
 def shifted(x: Tensor, by: Tensor) -> Tensor:
@@ -102,37 +97,6 @@ def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> T
     """Over the labels that are not ignored; 0, not NaN, which would destroy the model, if all are."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
     return total / labels.ne(ignored).sum().clamp(min=1)
-
-
-class Recorder(Plain):
-    """The plain backend, which keeps of every layer the weights [B, H, L, L] and the two parts of their logits: that of
-    the words [B, H, L, L] and that of only the positions [H, L, L], both multiplied by the scale."""
-
-    def __init__(self, normaliser: str):
-        super().__init__(normaliser)
-        self.weights_of_layers: list[Tensor] = []
-        self.words: list[Tensor] = []
-        self.biases: list[Tensor | None] = []
-
-    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
-        pairs = super().terms(positions, token_positions)
-        self.biases = [bias for bias, _ in pairs]
-        return pairs
-
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Prepared, scale: float, dropout: float
-    ) -> tuple[Tensor, Tensor]:
-        words = ((q * scale) @ k.transpose(2, 3)).float()
-        self.words.append(words if content is None else words + content.float() * scale)
-        out, weights = super().mix(q, k, v, content, prepared, scale, dropout)
-        self.weights_of_layers.append(weights)
-        return out, weights
-
-    def logits(self) -> list[tuple[Tensor, Tensor]]:
-        """(words, positions), [B, H, L, L] each, of every layer."""
-        zero = self.words[0].new_zeros(())
-        biases = [zero if bias is None else bias for bias in self.biases]
-        return [(words, bias.expand_as(words)) for words, bias in zip(self.words, biases, strict=True)]
 
 
 def shifted_back(x: Tensor, by: Tensor) -> Tensor:
@@ -191,22 +155,31 @@ class TupeModel(TupePreTrainedModel):
             )
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
         input_ids, vectors = self.ids_and_vectors(input_ids, inputs_embeds)
+        encoder, pad, length = self.encoder, self.config.pad_token_id, input_ids.size(1)
+        is_pad = input_ids == pad
+        mask = ~is_pad if attention_mask is None else attention_mask != 0
+        if mask.dim() != 2:
+            shape = list(mask.shape)
+            raise ValueError(f"attention_mask must be [batch, length], 0 at padding, not {shape}: all see all")
+        first, is_word = first_token(mask), is_pad & mask
+        if is_traced():
+            shift, num_tokens, pad_is_word = True, None, attention_mask is not None
+        else:  # once for all questions, because each time a GPU is waited for
+            shift, num_tokens, pad_is_word = torch.stack([first.sum(), mask.sum(), is_word.sum()]).tolist()
+        if pad_is_word and vectors is None:
+            vectors = encoder.tokens(input_ids)
         if attention_mask is not None:
-            if attention_mask.dim() != 2:
-                shape = list(attention_mask.shape)
-                raise ValueError(f"attention_mask must be [batch, length], 0 at padding, not {shape}: all see all")
-            input_ids, vectors = self.masked(input_ids, vectors, attention_mask != 0)
+            # Ids of padding where the mask is 0, and nowhere else: where it calls that id a token, which a collator may
+            # have drawn in place of a masked one, the token's own vector goes beside the id of another.
+            input_ids = input_ids.masked_fill(is_pad, self.config.bos_token_id).masked_fill(~mask, pad)
         if token_type_ids is not None:
             self.check_segments(input_ids, token_type_ids)
-        first, length = first_token(input_ids, None, self.config.pad_token_id), input_ids.size(1)
-        shift = is_traced() or bool(first.any())
         if shift:
             input_ids = shifted(input_ids, first)
             vectors = None if vectors is None else shifted(vectors, first)
             if output_indices is not None:
                 row = output_indices // length
                 output_indices = row * length + (output_indices - first[row]) % length
-        encoder = self.encoder
         encoder.checkpoint_activations = self.gradient_checkpointing
         # PyTorch exports nothing of it to ONNX where gradients are computed
         fused = self.config._attn_implementation == "sdpa" and not torch.onnx.is_in_onnx_export()
@@ -221,10 +194,9 @@ class TupeModel(TupePreTrainedModel):
         if return_dict is None:
             return_dict = getattr(self.config, "return_dict", True)
         features, hiddens = encoder(
-            input_ids, bool(output_hidden_states), output_indices=output_indices, vectors=vectors,
-            backend=recorder or backend,
+            input_ids, bool(output_hidden_states), num_tokens, output_indices, vectors, recorder or backend
         )  # fmt: skip
-        weights, logits = (recorder.weights_of_layers, recorder.logits()) if recorder else ([], [])
+        weights, logits = (recorder.weights_of_layers, recorder.logits_of_layers()) if recorder else ([], [])
         if shift:
             features = shifted(features, -first) if output_indices is None else features
             hiddens = [shifted(x, -first) for x in hiddens or ()]
@@ -248,15 +220,6 @@ class TupeModel(TupePreTrainedModel):
             return given, None
         vectors = given
         return vectors.new_full(vectors.shape[:2], self.config.bos_token_id, dtype=torch.long), vectors
-
-    def masked(self, input_ids: Tensor, vectors: Tensor | None, mask: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Ids of padding where the mask is 0, and nowhere else: where it calls that id a token, which a collator may
-        have drawn in place of a masked one, the token's own vector goes beside the id of another."""
-        is_pad = input_ids == self.config.pad_token_id
-        if vectors is None and (is_traced() or bool((is_pad & mask).any())):
-            vectors = self.encoder.tokens(input_ids)
-        input_ids = input_ids.masked_fill(is_pad, self.config.bos_token_id)
-        return input_ids.masked_fill(~mask, self.config.pad_token_id), vectors
 
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
@@ -287,7 +250,8 @@ class TupeWithHead(TupePreTrainedModel):
     ) -> TupeOutput:
         """Those [B, C] of each sequence's first token."""
         ids, _ = self.tupe.ids_and_vectors(input_ids, options.get("inputs_embeds"))
-        output_indices = of_cls(ids) + first_token(ids, attention_mask, self.config.pad_token_id)
+        mask = ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
+        output_indices = of_cls(ids) + first_token(mask)
         return self.features(input_ids, attention_mask, options | {"output_indices": output_indices})
 
     def pack(self, return_dict: bool | None, out: TupeOutput, **fields: Any) -> ModelOutput | tuple[Any, ...]:

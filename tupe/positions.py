@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -33,11 +34,11 @@ from .tracing import is_traced
 
 __all__ = [
     "SCHEMES", "CLS", "register", "load_scheme_file", "canonical", "Dims", "LayerContext", "PositionScheme",
-    "Positions", "no_weight_decay", "parameter_groups",
+    "Positions", "parameter_groups", "undecayed_names",
 ]  # fmt: skip
 
 Scheme = TypeVar("Scheme", bound="type[PositionScheme]")
-SCHEMES: dict[str, "type[PositionScheme]"] = {}  # name -> class, family by family: the order of names in a combination
+SCHEMES: dict[str, "type[PositionScheme]"] = {}  # name -> class, in the order of names in a combination: see `place`
 FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; then those of users
 CLS = ("tied", "untied", "zero")  # see `Positions`
 
@@ -56,7 +57,7 @@ def register(name: str) -> Callable[[Scheme], Scheme]:
             if option.annotation not in (bool, int, float) or option.default is option.empty or option.name == "layer":
                 raise ValueError(f"option {option.name!r} of {cls} must be a bool, int or float with a default")
         SCHEMES[name] = cls
-        in_order = sorted(SCHEMES.items(), key=lambda item: family(item[1]))  # whichever file is imported first
+        in_order = sorted(SCHEMES.items(), key=place)
         SCHEMES.clear()
         SCHEMES.update(in_order)
         return cls
@@ -64,10 +65,15 @@ def register(name: str) -> Callable[[Scheme], Scheme]:
     return add
 
 
-def family(scheme: type) -> int:
-    """The place of a scheme's file in FAMILIES."""
+def place(item: tuple[str, type]) -> tuple[int, str]:
+    """Where a scheme, as (name, class), stands among all, and in the name of every combination: by family, as in its
+    file; then those of users by name. Whichever file is imported first, and whatever a user's file is called.
+
+    This order is the only one. The parameters of a model are drawn, and counted by optimizers, in it: classes in
+    `schemes_*.py` do not change places."""
+    name, scheme = item
     file = scheme.__module__.rpartition(".")[2]
-    return FAMILIES.index(file) if file in FAMILIES else len(FAMILIES)
+    return (FAMILIES.index(file), "") if file in FAMILIES else (len(FAMILIES), name)
 
 
 def load_scheme_file(file: str | Path) -> None:
@@ -203,15 +209,6 @@ def canonical(names: str) -> str:
     return "+".join(map(str, parse(names)))
 
 
-def same_position(one: str, other: str) -> bool:
-    """Whether two spellings name the same combination. The order in a name is that of the registry of its time, which
-    changes where classes change places in a file."""
-    try:
-        return canonical(one) == canonical(other)
-    except ValueError:  # a scheme that is not registered here
-        return one == other
-
-
 # ------------------------------------------------------------------------------------------------ one scheme, and all
 
 
@@ -267,31 +264,16 @@ class PositionScheme(nn.Module):
     # than that (0: all are); None: a formula gives every distance a value of its own.
     saturates_at: int | None = None
     only_scales = False  # whether `rotate` only multiplies q and k by numbers, and so goes with any rotation
-    undecayed: tuple[str, ...] = ()  # its parameters without weight decay, see `no_weight_decay`
+    # Parameters that weight decay leaves alone: those for which 0 is nothing to be drawn to. Some options have buffers
+    # of these names instead.
+    undecayed: tuple[str, ...] = ()
 
     def __init__(self, dims: Dims):
         super().__init__()
 
-    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and has_no_weight_decay(param):
-            self.undecayed = *self.undecayed, name
-            delattr(param, MARK)  # a new one for the parameter that stands there then: accelerate makes its own
-        super().register_parameter(name, param)
-        self.mark_without_decay()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # of a copy, whose parameters have lost the mark
-        self.mark_without_decay()
-
-    def mark_without_decay(self) -> None:
-        """Mark the parameters without weight decay, whichever stand there now: loaders of weights replace them."""
-        for name in self.undecayed:
-            if (parameter := self._parameters.get(name)) is not None:
-                no_weight_decay(parameter)
-
     def forward(self, hook: str, *args: Any) -> Any:
-        """A hook, called through the module: what wraps modules (offloading, shards, PyTorch's hooks) sees the call.
-        What it returns must not be a parameter, or a view of one: shards are taken away when the call is over."""
+        """A hook, called through the module where something watches its calls: see `call`. What it returns must not be
+        a parameter, or a view of one: shards are taken away when the call is over."""
         return getattr(self, hook)(*args)
 
     def embed(self, positions: TokenPositions) -> Tensor | None:
@@ -326,36 +308,61 @@ class PositionScheme(nn.Module):
         return out
 
 
-MARK = "optim_overrides"  # fairseq's, which its fp16 copies keep
+def undecayed_names(model: nn.Module) -> list[str]:
+    """The parameters of a model, as `named_parameters` calls them, that weight decay leaves alone."""
+    names = []
+    for path, module in model.named_modules():
+        if isinstance(module, PositionScheme):
+            own = [name for name in module.undecayed if module._parameters.get(name) is not None]
+            names += [f"{path}.{name}".removeprefix(".") for name in own]
+    return names
 
 
-def no_weight_decay(values: Tensor) -> nn.Parameter:
-    """A parameter that weight decay leaves alone, for a scheme in which a value of 0 is nothing to be drawn to; see
-    `parameter_groups`. values: or the parameter."""
-    parameter = values if isinstance(values, nn.Parameter) else nn.Parameter(values)
-    setattr(parameter, MARK, {"optimizer": {"weight_decay_scale": 0.0}})
-    return parameter
-
-
-def has_no_weight_decay(parameter: Tensor | None) -> bool:
-    """Whether a parameter is marked as `no_weight_decay`."""
-    mark: dict[str, dict[str, float]] = getattr(parameter, MARK, {})
-    return mark.get("optimizer", {}).get("weight_decay_scale") == 0
-
-
-def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameters of a model, its heads included, as groups for any optimizer: those with weight decay and, if schemes
-    have marked any as `no_weight_decay`, those without."""
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """The parameters of a model with an `Encoder` in it, as groups for any optimizer: those with weight decay and, if
+    there are any, those of `undecayed_names`."""
+    undecayed = set(undecayed_names(model))
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
-    for parameter in parameters:
-        groups[has_no_weight_decay(parameter)]["params"].append(parameter)
-    return groups if groups[1]["params"] else groups[:1]
+    for name, parameter in model.named_parameters():
+        groups[name in undecayed]["params"].append(parameter)
+    return groups if undecayed else groups[:1]
 
 
-def ask(scheme: PositionScheme, hook: str, *args: Any) -> Any:
-    """What a hook returns, through a call of the module if the scheme has this hook: PyTorch's hooks on modules, such
-    as fairseq's search for NaN, expect a tensor of it."""
-    return scheme(hook, *args) if overrides(scheme, hook) else getattr(scheme, hook)(*args)
+def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
+    """What a hook of a scheme returns. It is called directly, unless something watches the calls of the module, as
+    FSDP2, ZeRO-3 and accelerate's offloading do, which bring its parameters. Whatever goes wrong in a hook is told with
+    its class and its line."""
+    try:
+        return scheme(hook, *args) if is_watched(scheme) else getattr(scheme, hook)(*args)
+    except BUGS as error:
+        if type(error) not in BUGS:  # such as torch.OutOfMemoryError, which whoever trains has an answer to
+            raise
+        code = code_of(scheme, hook)
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
+        where = f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
+        what = f"{type(error).__name__}: {error}"
+        raise type(error)(f"{hook} of position scheme {type(scheme).__qualname__} raised {what} ({where})") from error
+
+
+# What a mistake in a hook raises: these classes, not classes derived from them.
+BUGS = (
+    ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError, NotImplementedError, RuntimeError,
+    TypeError, UnboundLocalError, ValueError, ZeroDivisionError,
+)  # fmt: skip
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a call of the module does more than its class's `forward`: PyTorch's hooks on modules, or accelerate's
+    `forward` in its place."""
+    hooks = module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks
+    return bool(hooks) or "forward" in module.__dict__
+
+
+def code_of(scheme: PositionScheme, hook: str) -> CodeType:
+    """The code of a hook, which knows its file and its first line."""
+    code: CodeType = inspect.unwrap(getattr(scheme, hook)).__code__
+    return code
 
 
 # What hooks return, for messages; R differs from L where a sequence is so long that its queries are taken in blocks.
@@ -369,11 +376,10 @@ SHAPES = {
     "rotate": "q and k [B, H, L, D], both of another width, too, v [B, H, L, E]",
     "unrotate": "[B, H, L, E]",
 }
+HOOKS = (*SHAPES, "reach")
 
 
-def check(
-    term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device | str
-) -> Tensor:
+def check(term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
     """What a scheme's hook returned. Raises ValueError, naming the class, for another shape, for numbers that are not
     floats, and for another kind of device. shape, device: those that are valid."""
     if not isinstance(term, Tensor):
@@ -390,7 +396,9 @@ def check(
 
 
 def bad_return(scheme: PositionScheme, hook: str, got: Any, valid: str) -> ValueError:
-    return ValueError(f"{hook} of position scheme {type(scheme).__qualname__} returned {got}; valid: {valid}")
+    code = code_of(scheme, hook)
+    where = f"{code.co_filename}:{code.co_firstlineno}"
+    return ValueError(f"{hook} of position scheme {type(scheme).__qualname__} returned {got}; valid: {valid} ({where})")
 
 
 def overrides(scheme: type | PositionScheme, *hooks: str) -> bool:
@@ -426,6 +434,9 @@ class Positions(nn.ModuleDict):
         schemes = [SCHEMES[part.name] for part in parts]
         self.dims = dims
         self.name = "+".join(map(str, parts))
+        # hook -> names of the schemes that have it: the others are not asked, which would take longer than a layer's
+        # own work where the model is small
+        self.having = {hook: [part.name for part in parts if overrides(SCHEMES[part.name], hook)] for hook in HOOKS}
         self.per_layer = any(part.per_layer for part in parts)
         self.cls, self.untie_cls = cls, cls != "tied"
         if cls == "untied" and not any(overrides(scheme, "cls_bias") for scheme in schemes):
@@ -436,27 +447,23 @@ class Positions(nn.ModuleDict):
         """[2, H], a copy of theta: read in a call of the module that owns it, see `PositionScheme.forward`."""
         return self.theta.to(torch.float32, copy=True)
 
-    def in_order_of(self, names: str) -> None:
-        """Put the schemes, and so their parameters, in the order of another spelling of the same name."""
-        self.name = names
-        for name in (text.partition(":")[0] for text in names.split("+")):
-            self._modules[name] = self._modules.pop(name)
-
-    def of_layer(self, layer: int) -> list[PositionScheme]:
-        """The schemes that act in one layer."""
-        schemes: list[Any] = [m[layer] if isinstance(m, nn.ModuleList) else m for m in self.values()]
+    def of_layer(self, layer: int, hook: str | None = None) -> list[PositionScheme]:
+        """The schemes that act in one layer, or those of them that have a hook."""
+        modules: Iterable[Any] = map(self.__getitem__, self if hook is None else self.having[hook])
+        schemes: list[Any] = [m[layer] if isinstance(m, nn.ModuleList) else m for m in modules]
         return schemes
 
     def _sum(
         self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device | str, *args: Any
     ) -> Tensor | None:
-        """The sum of what a hook of all schemes returns, None of nothing. shape, device: see `check`."""
-        terms = [
-            check(term, scheme, hook, shape, device)
-            for scheme in schemes
-            if (term := ask(scheme, hook, *args)) is not None
-        ]
-        return sum(terms[1:], terms[0]) if terms else None
+        """The sum of what a hook of these schemes returns, None of nothing. shape, device: see `check`."""
+        total = None
+        for scheme in schemes:
+            term = call(scheme, hook, *args)
+            if term is not None:
+                check(term, scheme, hook, shape, device)
+                total = term if total is None else total + term
+        return total
 
     def _shape(self, positions: TokenPositions) -> tuple[int, int, int]:
         """[H, R, L], of a bias."""
@@ -474,7 +481,8 @@ class Positions(nn.ModuleDict):
     def embed(self, positions: TokenPositions | int) -> Tensor | None:
         """[L, C], to be added to the token embeddings. positions: or L. Raises ValueError as `token_positions` does."""
         positions = self.token_positions(positions) if isinstance(positions, int) else positions
-        return self._sum(self.of_layer(0), "embed", (positions.length, self.dims.width), positions.device, positions)
+        shape = positions.length, self.dims.width
+        return self._sum(self.of_layer(0, "embed"), "embed", shape, positions.device, positions)
 
     def terms(self, positions: TokenPositions | int) -> list[tuple[Tensor | None, Tensor | None]]:
         """A pair (bias, gate) for each of the N layers, [H, L, L] float32 or None each. Without per-layer schemes, all
@@ -487,46 +495,46 @@ class Positions(nn.ModuleDict):
             shared: list[Any] = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
             bias, gate = self._bias_and_gate(shared, positions, None, None)
             if not self.per_layer:
-                return [(self._reset_bias(bias, shared, positions), self._reset_gate(gate))] * self.dims.layers
+                return [(self._reset_bias(bias, 0, positions), self._mask_cls(gate, 1.0))] * self.dims.layers
             pairs = []
             for layer in range(self.dims.layers):
                 own: list[Any] = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
                 layer_bias, layer_gate = self._bias_and_gate(own, positions, bias, gate)
-                layer_bias = self._reset_bias(layer_bias, self.of_layer(layer), positions)
-                pairs.append((layer_bias, self._reset_gate(layer_gate)))
+                layer_bias = self._reset_bias(layer_bias, layer, positions)
+                pairs.append((layer_bias, self._mask_cls(layer_gate, 1.0)))
             return pairs
 
     def has_bias(self) -> bool:
         """Whether there are logits that do not depend on the tokens."""
-        return self.cls == "untied" or any(overrides(scheme, "bias") for scheme in self.of_layer(0))
+        return self.cls == "untied" or bool(self.having["bias"])
 
     def bias_block(self, layer: int, positions: TokenPositions) -> Tensor:
         """[H, R, L], the rows of one layer's bias for the queries of `positions`, a block; float32."""
         with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
-            schemes = self.of_layer(layer)
+            schemes = self.of_layer(layer, "bias")
             bias = self._sum(schemes, "bias", self._shape(positions), positions.device, positions, self.scale)
-            bias = self._reset_bias(bias, schemes, positions)
+            bias = self._reset_bias(bias, layer, positions)
             assert bias is not None  # who asks has asked `has_bias`
             return bias
 
     def _bias_and_gate(
         self, schemes: list[PositionScheme], positions: TokenPositions, bias: Tensor | None, gate: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
+        """The bias and the gate, those given combined with those of more schemes."""
         for scheme in schemes:
-            term, factor = ask(scheme, "bias", positions, self.scale), ask(scheme, "gate", positions)
+            term = call(scheme, "bias", positions, self.scale) if overrides(scheme, "bias") else None
             if term is not None:
                 check(term, scheme, "bias", self._shape(positions), positions.device)
                 bias = term if bias is None else bias + term
+            factor = call(scheme, "gate", positions) if overrides(scheme, "gate") else None
             if factor is not None:
                 check(factor, scheme, "gate", self._shape(positions), positions.device)
                 gate = factor if gate is None else gate * factor
         return bias, gate
 
     # Resets row and column of [CLS], i = 0, in a new tensor: the inputs may be views of parameters.
-    def _reset_bias(
-        self, bias: Tensor | None, schemes: list[PositionScheme], positions: TokenPositions
-    ) -> Tensor | None:
-        """The bias [H, R, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
+    def _reset_bias(self, bias: Tensor | None, layer: int, positions: TokenPositions) -> Tensor | None:
+        """A layer's bias [H, R, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
         length, rows = positions.length, positions.last - positions.first
         above = int(positions.first == 0)  # 1: [CLS] is a query
         if not self.untie_cls:
@@ -536,10 +544,10 @@ class Positions(nn.ModuleDict):
         if hasattr(self, "theta"):
             theta = self()
         else:
+            schemes = self.of_layer(layer, "cls_bias")
             theta = self._sum(schemes, "cls_bias", (2, self.dims.heads), positions.device, self.scale)
             if theta is None:
-                scheme = next(scheme for scheme in schemes if overrides(scheme, "cls_bias"))
-                raise bad_return(scheme, "cls_bias", None, SHAPES["cls_bias"])
+                raise bad_return(schemes[0], "cls_bias", None, SHAPES["cls_bias"])
         from_cls, to_cls = theta[:, :, None, None]  # [H, 1, 1] each
         if bias is None:
             bias = theta.new_zeros(self.dims.heads, rows, length)
@@ -551,15 +559,12 @@ class Positions(nn.ModuleDict):
         """x [..., L, L] with `value` wherever the query or the key is [CLS], if [CLS] is untied."""
         return F.pad(x[..., 1:, 1:], (1, 0, 1, 0), value=value) if self.untie_cls and x is not None else x
 
-    def _reset_gate(self, gate: Tensor | None) -> Tensor | None:
-        return self._mask_cls(gate, 1.0)
-
     def reach(self, layer: LayerContext) -> int | None:
         """The largest distance at which tokens see each other in a layer; None: they all do. If [CLS] is untied, it
         sees all, and all see it."""
         reaches = []
-        for scheme in self.of_layer(layer.index):
-            reach = scheme.reach(layer)
+        for scheme in self.of_layer(layer.index, "reach"):
+            reach = call(scheme, "reach", layer)
             if reach is None:
                 continue
             if not isinstance(reach, int) or reach < 0:
@@ -569,22 +574,23 @@ class Positions(nn.ModuleDict):
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
-        shape, layer = (*q.shape[:3], k.size(2)), layer._replace(scale=self.scale)
-        return self._mask_cls(self._sum(self.of_layer(layer.index), "content", shape, q.device, q, k, layer))
+        if not self.having["content"]:
+            return None
+        schemes, shape = self.of_layer(layer.index, "content"), (*q.shape[:3], k.size(2))
+        return self._mask_cls(self._sum(schemes, "content", shape, q.device, q, k, layer._replace(scale=self.scale)))
 
     def value(self, weights: Tensor | None, layer: LayerContext) -> Tensor | None:
         """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""
-        schemes = [s for s in self.of_layer(layer.index) if overrides(s, "value")]
-        if not schemes:  # as on all backends that compute no weights
+        if not self.having["value"]:  # as on all backends that compute no weights
             return None
         assert weights is not None  # `Backend.refuses` such schemes otherwise
-        shape = *weights.shape[:3], self.dims.value_dim
+        schemes, shape = self.of_layer(layer.index, "value"), (*weights.shape[:3], self.dims.value_dim)
         return self._sum(schemes, "value", shape, weights.device, self._mask_cls(weights), layer)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """q, k [B, H, L, D] and v [B, H, L, E] as attention uses them."""
-        for scheme in self.of_layer(layer.index):
-            new = ask(scheme, "rotate", q, k, v, layer)
+        for scheme in self.of_layer(layer.index, "rotate"):
+            new = call(scheme, "rotate", q, k, v, layer)
             if not isinstance(new, tuple | list) or len(new) != 3:
                 raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
             width = new[0].shape[-1:] if isinstance(new[0], Tensor) else q.shape[-1:]
@@ -594,8 +600,8 @@ class Positions(nn.ModuleDict):
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
         """The mixed values [B, H, L, E], with the rotation of v undone."""
-        for scheme in self.of_layer(layer.index):
-            out = check(ask(scheme, "unrotate", out, layer), scheme, "unrotate", out.shape, out.device)
+        for scheme in self.of_layer(layer.index, "unrotate"):
+            out = check(call(scheme, "unrotate", out, layer), scheme, "unrotate", out.shape, out.device)
         return out
 
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
+from .positions import Dims, LayerContext, PositionScheme, register
 from .schemes_common import Bucketed, Clipped, LayerNorm, Linear, Table, at_least, per_head, positive, scaled
 from .token_positions import TokenPositions
 
@@ -196,6 +196,7 @@ class Alibi(PositionScheme):
     """
 
     paper, formula = "Press et al. 2022", "-m_h |j - i|"
+    undecayed = ("log_slopes",)
 
     def __init__(
         self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False, multiplier: float = 1.0
@@ -207,7 +208,7 @@ class Alibi(PositionScheme):
         if multiplier != 1 and not learned:
             raise ValueError("multiplier needs learned:True")
         self.multiplier = positive(multiplier=multiplier)
-        self.log_slopes = no_weight_decay(self.fixed_slopes().log() / multiplier) if learned else None
+        self.log_slopes = nn.Parameter(self.fixed_slopes().log() / multiplier) if learned else None
 
     @staticmethod
     def slopes_of(heads: int, device: torch.device | None = None) -> Tensor:
@@ -280,14 +281,15 @@ class Kerple(PositionScheme):
     """
 
     paper, formula = "Chi et al. 2022", "-a_h log(1 + b_h |j - i|)"
+    undecayed = "log_factor", "inner"
 
     def __init__(self, dims: Dims, power: bool = False, sides: bool = False):
         super().__init__(dims)
         self.power = power
         largest, shape = (1.0, 2.0) if power else (2.0, 1.0), (1 + sides, dims.heads)
         factor, inner = (torch.rand(shape).mul(top).clamp(min=0.01) for top in largest)
-        self.log_factor = no_weight_decay(factor.log())
-        self.inner = no_weight_decay(torch.logit(inner.clamp(max=1.99) / 2) if power else inner.log())
+        self.log_factor = nn.Parameter(factor.log())
+        self.inner = nn.Parameter(torch.logit(inner.clamp(max=1.99) / 2) if power else inner.log())
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         offsets = positions.offsets
@@ -312,14 +314,15 @@ class Fire(PositionScheme):
     """
 
     paper, formula = "Li et al. 2024", "MLP_h(log(1 + c |j - i|) / log(1 + c max(threshold, i, j)))"
+    undecayed = "log_c", "log_threshold"
 
     def __init__(self, dims: Dims, threshold: int = 512, width: int = 32, sides: bool = False):
         super().__init__(dims)
         at_least(1, threshold=threshold)
         at_least(1, width=width)
         copies = 1 + sides
-        self.log_c = no_weight_decay(torch.full((copies,), math.log(0.1)))
-        self.log_threshold = no_weight_decay(torch.full((copies,), math.log(threshold)))
+        self.log_c = nn.Parameter(torch.full((copies,), math.log(0.1)))
+        self.log_threshold = nn.Parameter(torch.full((copies,), math.log(threshold)))
         self.hidden = nn.Parameter(torch.empty(copies, 2, width).uniform_(-1, 1))  # weights and biases
         self.out = nn.Parameter(torch.empty(copies, dims.heads, width).uniform_(-1, 1) * width**-0.5)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cpu import linear
-from .positions import Dims, PositionScheme, no_weight_decay
+from .positions import Dims, PositionScheme
 from .token_positions import TokenPositions
 
 
@@ -105,12 +105,13 @@ class LearnedFrequencies(nn.Module):
     parameters are (omega by up to 0.4 %); --amp and --autocast bf16 keep it.
     """
 
+    undecayed: tuple[str, ...] = ("log_omega",)
     sign: Tensor
 
     def start_frequencies(self, width: int, base: float = 10000.0, heads: int = 0) -> None:
         """heads: each has its own, omega [H, width / 2]; 0: all have the same."""
         log_omega = frequencies(width, base=base).log()
-        self.log_omega = no_weight_decay(log_omega.repeat(heads, 1) if heads else log_omega)
+        self.log_omega = nn.Parameter(log_omega.repeat(heads, 1) if heads else log_omega)
         # 1, but in checkpoints from before omega was a logarithm, where steps across 0 were possible
         self.register_buffer("sign", torch.ones_like(self.log_omega.detach()))
 

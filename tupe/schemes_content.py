@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
+from .positions import Dims, LayerContext, PositionScheme, register
 from .schemes_bias import Alibi
 from .schemes_common import (
     LARGEST,
@@ -321,12 +321,13 @@ class GrapeA(ContentDecay):
     queries decide. Each layer has its own in theirs: grape_a:layer."""
 
     paper, formula = "Zhang et al. 2025 (GRAPE)", "-|j - i| omega_h m_h softplus(u_h . k_j / sqrt(D))"
+    undecayed = "omega", "direction"
 
     def __init__(self, dims: Dims, query: bool = False):
         super().__init__(dims)
         self.query = query
-        self.omega = no_weight_decay(torch.full((dims.heads,), math.log(math.e - 1)))  # softplus of it is 1
-        self.direction = no_weight_decay(torch.randn(dims.heads, dims.head_dim) * dims.head_dim**-0.5)
+        self.omega = nn.Parameter(torch.full((dims.heads,), math.log(math.e - 1)))  # softplus of it is 1
+        self.direction = nn.Parameter(torch.randn(dims.heads, dims.head_dim) * dims.head_dim**-0.5)
 
     def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         x = (q if self.query else k).float() * q.size(-1) ** -0.5

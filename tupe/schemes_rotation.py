@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .positions import Dims, LayerContext, PositionScheme, no_weight_decay, register
+from .positions import Dims, LayerContext, PositionScheme, register
 from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, positive, scaled
 from .token_positions import TokenPositions
 
@@ -153,6 +153,7 @@ class Fope(PositionScheme):
     """
 
     paper, formula = "Hua et al. 2025 (FoPE)", "as rope, cos and sin sums over all frequencies, those of long periods 0"
+    undecayed = ("mixtures",)
     trained: Tensor
     mixtures: Tensor
 
@@ -167,7 +168,7 @@ class Fope(PositionScheme):
         kept = self.kept(frequencies(self.width, base=self.base))
         mixtures = mixtures / torch.where(kept, (mixtures * kept[:, None]).sum(-2, keepdim=True), 1.0)
         if learned:
-            self.mixtures = no_weight_decay(mixtures)
+            self.mixtures = nn.Parameter(mixtures)
         else:
             self.register_buffer("mixtures", mixtures)
 
@@ -228,13 +229,14 @@ class Pope(PositionScheme):
 
     paper = "Gopalakrishnan et al. 2025 (PoPE)"
     formula = "sum_c softplus(q_ic) softplus(k_jc) cos(omega_c (j - i) + delta_hc) / sqrt(D)"
+    undecayed = ("delta",)
 
     def __init__(self, dims: Dims, base: float = 10000.0):
         super().__init__(dims)
         if not base > 1:
             raise ValueError(f"base must be more than 1, not {base}")
         self.base = at_least(1, 1e30, base=base)
-        self.delta = no_weight_decay(torch.zeros(dims.heads, dims.head_dim))
+        self.delta = nn.Parameter(torch.zeros(dims.heads, dims.head_dim))
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         omega = frequencies(2 * q.size(-1), q.device, self.base)  # [D]
@@ -261,13 +263,14 @@ class LogLength(PositionScheme):
 
     paper, formula = "Nakanishi 2025 (SSMax)", "s_h ln(n) q_i . k_j / sqrt(D), n tokens"
     only_scales = own_projections = True
+    undecayed = ("scale",)  # 0 would be equal weights for all
 
     def __init__(self, dims: Dims, learned: bool = True, every: int = 1):
         super().__init__(dims)
         self.every = at_least(1, every=every)
         scale = torch.full((dims.layers, dims.heads), 1 / math.log(max(2, dims.max_positions)))
         if learned:
-            self.scale = no_weight_decay(scale)  # 0 would be equal weights for all
+            self.scale = nn.Parameter(scale)
         else:
             self.register_buffer("scale", scale)
 
@@ -285,12 +288,12 @@ class Urpe(Clipped):
     to 1."""
 
     paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
+    undecayed = ("table",)  # 0 is no gate that all others could be drawn to, it shuts off every token
 
     def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
         super().__init__(dims, max_distance)
         self.multiplier = positive(multiplier=multiplier)
-        # without weight decay: 0 is no gate that all others could be drawn to, it shuts off every token
-        self.table = no_weight_decay(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
+        self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
 
     def gate(self, positions: TokenPositions) -> Tensor:
         by_offset = self.table[:, self.rows(positions)]  # [H, 2S - 1]

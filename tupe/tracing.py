@@ -5,7 +5,8 @@ import torch
 
 def is_traced() -> bool:
     """In torch.compile, torch.export and torch.jit.trace, and so in torch.onnx.export; and in torch.func."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
+    # what `is_transformed` and `torch.jit.is_tracing` ask: every linear layer does
+    return torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def is_transformed() -> bool:

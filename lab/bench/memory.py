@@ -109,7 +109,8 @@ def step_bytes(
         model, tokens = build(arch, batch, length, vocabulary, options)
         model.to(torch.float16 if precision == "fp16" else torch.float32)
     body, dtype = model.encoder, PRECISIONS[precision]
-    if reason := make("sdpa", body.positions).refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
+    sdpa = make("sdpa", body.positions, body.normaliser)
+    if reason := sdpa.refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
         raise ValueError(f"{arch}: {reason}; only fused attention is counted")
     body.attention_backend = "sdpa"
     for p in model.parameters():

@@ -133,13 +133,6 @@ def test_runs_with_other_settings_are_models_of_their_own(tmp_path):
     assert model.name == "tupe_r"  # where nothing differs, nothing is named
 
 
-def test_the_order_of_schemes_makes_no_other_model(tmp_path):
-    for seed, name in enumerate(["aa+bb", "bb+aa", "aa+bb:layer"]):
-        write_run(tmp_path / str(seed), "RTE", 2e-5, seed, 60.0, variant=f"position {name}")
-    names = [model.name for model in collect([tmp_path]).models()]
-    assert names == ["tupe_r (position aa+bb)", "tupe_r (position aa+bb:layer)"]
-
-
 def test_runs_on_other_data_are_models_of_their_own(tmp_path):
     for data in ("0123456789ab", "cdef01234567"):
         write_run(tmp_path / data, "RTE", 2e-5, 1, 60.0, config={}, data=data)

@@ -14,9 +14,8 @@ from helpers import load, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
 import tupe.plugin  # noqa: F401
-from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig
+from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig, mark_undecayed
 from tupe.positions import parameter_groups
-from tupe.schemes import SCHEMES
 
 SETTINGS = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "weight_decay": 0.01, "lr": [0.01], "tpu": False}
 
@@ -305,6 +304,7 @@ FREQUENCIES = {f"encoder.positions.{name}.log_omega" for name in LEARNED.split("
 def trained(name, weight_decay, precision="float32"):
     """{name of a parameter: its change} after 5 updates with the same gradients, through fairseq's own way."""
     model = build_model("bert_a_tiny", position=LEARNED)
+    mark_undecayed(model)
     start = {key: p.detach().clone() for key, p in model.named_parameters()}
     config = OmegaConf.structured(FairseqConfig)
     config.optimizer = {"_name": name, **SETTINGS, "weight_decay": weight_decay}
@@ -352,14 +352,14 @@ def test_groups_of_parameters():
             setattr(module, name, torch.nn.Parameter(p.detach().clone()))
     for copied in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model.encoder)), other):
         names = {p: name for name, p in copied.named_parameters()}
-        groups = parameter_groups(copied.parameters(), 0.1)
+        groups = parameter_groups(copied, 0.1)
         torch.optim.SGD(groups, lr=0.1)
         assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
         assert {names[p].removeprefix("encoder.") for p in groups[1]["params"]} == {
             name.removeprefix("encoder.") for name in marked
         }
         assert len(groups[0]["params"]) == len(names) - len(marked)
-    assert len(parameter_groups(build_model("bert_a_tiny", position="t5").parameters(), 0.1)) == 1
+    assert len(parameter_groups(build_model("bert_a_tiny", position="t5"), 0.1)) == 1
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw_fused"])
@@ -376,13 +376,11 @@ def test_a_state_from_before_a_parameter_was_marked(name):
                 p.grad = torch.randn(p.shape, generator=generator)
             optimizer.step()
 
-    table = model.encoder.positions["urpe"].table
-    mark = vars(table).pop("optim_overrides")
     old = optim.build_optimizer(config.optimizer, list(model.parameters()))
     advance_all(old, range(2))
     state = copy.deepcopy(old.state_dict())
     assert len(state["param_groups"]) == 1
-    table.optim_overrides = mark
+    mark_undecayed(model)
     new = optim.build_optimizer(config.optimizer, list(model.parameters()))
     new.load_state_dict(state)
     assert [group["weight_decay"] for group in new.param_groups] == [0.01, 0.0]
@@ -390,26 +388,6 @@ def test_a_state_from_before_a_parameter_was_marked(name):
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(new.optimizer.state[p][moment], old.optimizer.state[p][moment])
     advance_all(new, range(2, 4))
-
-
-def test_resuming_after_the_registry_has_changed(tmp_path):
-    """The schemes keep the checkpoint's order, in which the optimizer's state counts parameters: twice."""
-    data, order = write_data(tmp_path / "data"), dict(SCHEMES)
-
-    def run(folder, *more):
-        words = ["--position=shaw+deberta_shared", "--num-workers=0", "--max-update=6", "--save-interval-updates=2"]
-        words += ["--keep-interval-updates=-1", *more]
-        return train(pretrain_arguments(data, tmp_path / folder, *words, arch="bert_a_tiny"))
-
-    try:
-        whole = run("whole")
-        for name in list(SCHEMES)[::-1]:
-            SCHEMES[name] = SCHEMES.pop(name)
-        assert run("once", f"--restore-file={tmp_path}/whole/checkpoint_1_2.pt") == whole[2:]
-        assert run("twice", f"--restore-file={tmp_path}/once/checkpoint_1_4.pt") == whole[4:]
-    finally:
-        SCHEMES.clear()
-        SCHEMES.update(order)
 
 
 def test_training_with_learned_frequencies_resumes_exactly(tmp_path):

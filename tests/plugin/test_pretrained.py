@@ -5,13 +5,11 @@ import torch
 from fairseq import models
 from helpers import PLUGIN, fairseq_arguments, finetune, load, train
 
-from tupe import positions
 from tupe.checkpoints.convert import core_options
 from tupe.common.architectures import architecture_of
 from tupe.plugin.electra import ElectraConfig
 from tupe.plugin.model import TUNABLE, TupeModel
 from tupe.plugin.pretrained import FromCheckpointConfig, structure, variant
-from tupe.schemes import SCHEMES
 
 
 def test_every_model_option_is_either_structure_or_free():
@@ -27,13 +25,9 @@ def test_every_model_option_is_either_structure_or_free():
     assert free == set(TUNABLE) - {"max_positions", "layer"}
 
 
-def test_the_order_of_the_registry_makes_no_variant(monkeypatch):
+def test_a_variant_is_what_differs_from_its_architecture():
     config = vars(models.MODEL_DATACLASS_REGISTRY["tupe_r"]()) | {"_name": "tupe_r", "cls": "zero"}
     assert variant(config) == "cls zero" and architecture_of(core_options({**config, "cls": "untied"})) == "tupe_r"
-    order = sorted(SCHEMES.items(), reverse=True)  # t5 before untied, too
-    monkeypatch.setattr(positions, "SCHEMES", dict(sorted(order, key=lambda item: item[0] != "t5")))
-    assert positions.canonical("untied+t5") == "t5+untied" == positions.canonical("t5+untied")
-    assert variant(config) == variant({**config, "position": "t5+untied"}) == "cls zero"
     assert variant({**config, "position": "t5"}) == "cls zero, position t5"
     assert architecture_of(core_options({**config, "position": "absolute+t5", "cls": "tied"})) == "bert_r"
 

@@ -20,7 +20,7 @@ from ..common.record import write_together
 from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import PARTS, ModelConfig, names_in
-from ..positions import canonical, parse, same_position
+from ..positions import canonical, parse
 from ..text import MASK, TextEncoder, load_tokenizer
 from .export import check_finite
 from .files import save_atomically
@@ -209,7 +209,7 @@ def to_released(trained: Trained) -> dict:
     possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
     parts = [name for name in PARTS["transformer"] if model.get(name, "auto") != "auto"]
     kind = {key: model[key] for key in ("position", *possible, *parts)}
-    relative = same_position(kind["position"], "untied+t5")
+    relative = kind["position"] == "untied+t5"
     if {**kind, "position": ""} != {**possible, "position": ""} or not (relative or kind["position"] == "untied"):
         raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
     if trained.name.startswith("electra"):

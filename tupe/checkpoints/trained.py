@@ -378,7 +378,7 @@ def settings_of(config: ModelConfig) -> dict[str, str]:
     """What a checkpoint of fairseq's says of its model beside its weights."""
     heads = BLOCKS[config.block].dims(config.max_positions, config.width, config.heads, config.layers).heads
     settings = {
-        "position": config.position, "cls": config.cls, "layer": config.block, "normaliser": config.normaliser,
+        "position": config.position, "cls": config.cls, "block": config.block, "normaliser": config.normaliser,
         "heads": str(heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
     }  # fmt: skip
     return settings | config.other_parts()

@@ -184,15 +184,6 @@ class Record:
         self.failure = {"reason": failure, "status": status} if failure else None
 
 
-def alphabetical(variant: str) -> str:
-    """A variant in a spelling to compare: the order of a position's schemes is that of the registry of its time, which
-    changes where classes change places in a file."""
-    return ", ".join(
-        "+".join(sorted(part.removeprefix("position ").split("+"))) if part.startswith("position ") else part
-        for part in variant.split(", ")
-    )
-
-
 def read(folder: str | Path) -> Record | None:
     """The record of a folder, None if there is none. Raises ValueError, naming the file, if it is not readable."""
     path = Path(folder) / NAME

@@ -90,7 +90,6 @@ class Collection:
     failed: list = field(default_factory=list)
     missing: list = field(default_factory=list)
     left_out: list = field(default_factory=list)
-    spellings: dict = field(default_factory=dict)  # of variants
     layouts: dict = field(default_factory=dict)  # {task: `Glue`} of those with labels of their own
 
     def models(self) -> list:
@@ -140,10 +139,8 @@ def _add_run(collection, folder):
                 collection.left_out.append((folder, f"other labels of {content.task} than those of earlier runs"))
                 return
             TASKS[content.task] = own
-        # Runs of one model have one name, the first one's, whatever the order of schemes was at their time.
-        variant = collection.spellings.setdefault(record.alphabetical(content.variant), content.variant)
         model = Model(
-            content.architecture, content.pretrained_updates, content.pretrained, variant,
+            content.architecture, content.pretrained_updates, content.pretrained, content.variant,
             settings=settings_text({**settings_of(content), "weights": content.pretrained_weights or ""}),
         )  # fmt: skip
         run = FinishedRun(model, content, folder)

@@ -148,9 +148,7 @@ def pretraining_of(model: Model) -> tuple[tuple, int]:
     except ValueError:
         content = None
     known = content and not content.metrics
-    if not known or content.architecture != model.architecture:
-        return (model,), 0
-    if record.alphabetical(content.variant) != record.alphabetical(model.variant):
+    if not known or (content.architecture, content.variant) != (model.architecture, model.variant):
         return (model,), 0
     shared = (
         model.architecture, model.variant, model.updates, model.settings, content.task, content.lr,

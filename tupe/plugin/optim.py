@@ -1,5 +1,5 @@
 """AdamW in one fused kernel (`torch.optim`, on GPU and CPU) as a fairseq optimizer, with the numbers of fairseq's
-`adam`; and for every optimizer, no weight decay of the parameters that position schemes mark."""
+`adam`; and for every optimizer, no weight decay of the parameters that position schemes name."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -9,10 +9,12 @@ from unittest import mock
 import torch
 from fairseq.optim import AMPOptimizer, FairseqOptimizer, FP16Optimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdamConfig
+from fairseq.trainer import Trainer
 from omegaconf import DictConfig
+from torch import nn
 
 from ..common.adamw import AdamW
-from ..positions import has_no_weight_decay, parameter_groups
+from ..positions import undecayed_names
 from .start import choose_precision
 
 
@@ -96,7 +98,7 @@ def load_state_dict(
     """As `FairseqOptimizer.load_state_dict`, whose overrides would give marked parameters the weight decay of all."""
     original(self, regrouped(state_dict, self), optimizer_overrides)
     for group in self.param_groups:
-        if all(map(has_no_weight_decay, group["params"])):
+        if all(map(is_undecayed, group["params"])):
             group["weight_decay"] = 0.0
 
 
@@ -115,6 +117,25 @@ def regrouped(state_dict: dict, optimizer: FairseqOptimizer) -> dict:
     }
 
 
+MARK = "optim_overrides"  # fairseq's own, which its copies in float32 keep
+
+
+def mark_undecayed(model: nn.Module) -> None:
+    """Mark the parameters of `undecayed_names`: fairseq gives its optimizers parameters without names."""
+    for name in undecayed_names(model):
+        setattr(model.get_parameter(name), MARK, {"optimizer": {"weight_decay_scale": 0.0}})
+
+
+def is_undecayed(parameter: torch.Tensor) -> bool:
+    return getattr(parameter, MARK, {}).get("optimizer", {}).get("weight_decay_scale") == 0
+
+
+def build_optimizer_of_trainer(trainer: Trainer, *, original: Callable) -> None:
+    """The one place where a model and its optimizer meet, just before the optimizer is built."""
+    mark_undecayed(trainer.model)
+    original(trainer)
+
+
 def build_optimizer(cfg: DictConfig, params: Iterable, *args, original: Callable, **options) -> FairseqOptimizer:
     """fairseq's function of this name, for every optimizer but `composite`, which reads the mark itself: marked
     parameters form a second group, without weight decay. A model without any has one group, and states as ever.
@@ -125,10 +146,10 @@ def build_optimizer(cfg: DictConfig, params: Iterable, *args, original: Callable
     optimizer = original(cfg, params, *args, **options)
     if cfg._name != "composite":
         first = optimizer.optimizer.param_groups[0]
-        decayed, *spared = parameter_groups(first["params"], first.get("weight_decay", 0.0))
-        optimizer.in_order, first["params"] = first["params"], decayed["params"]
-        for group in spared:
-            optimizer.optimizer.add_param_group(group)
+        optimizer.in_order = first["params"]
+        first["params"] = [parameter for parameter in optimizer.in_order if not is_undecayed(parameter)]
+        if undecayed := [parameter for parameter in optimizer.in_order if is_undecayed(parameter)]:
+            optimizer.optimizer.add_param_group({"params": undecayed, "weight_decay": 0.0})
     return optimizer
 
 
@@ -138,6 +159,6 @@ def build_fp16_optimizer(
     """As `FP16Optimizer.build_optimizer`, whose one vector of all parameters could have one weight decay only."""
     choose_precision(cfg)  # for fairseq's own tasks; too late to change it
     params = list(params)
-    if any(map(has_no_weight_decay, params)):
+    if any(map(is_undecayed, params)):
         cfg.common.fp16_no_flatten_grads = True
     return original(cls, cfg, params, **options)

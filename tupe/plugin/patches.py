@@ -134,6 +134,8 @@ PATCHES = [
           "training on the CPU of a machine with a GPU fails at its first update", UNFIXED),
     Patch("fairseq.optim.AMPOptimizer.step", optim.amp_step,
           "with `--amp`, clipped gradients are divided by the scale twice", UNFIXED),
+    Patch("fairseq.trainer.Trainer._build_optimizer", optim.build_optimizer_of_trainer,
+          "it has the names of parameters, optimizers have not", OURS),
     Patch("fairseq.optim.build_optimizer", optim.build_optimizer,
           "parameters that an encoding marks have no weight decay", OURS),
     Patch("fairseq.optim.FP16Optimizer.build_optimizer", optim.build_fp16_optimizer,

@@ -60,8 +60,6 @@ def settings(config: DictConfig) -> dict[str, tuple]:
         found[f"dataset.{key}"] = processes * (config.dataset[key] or 0) * bool(config.dataset.max_valid_steps), 0
     if files := split_files(found.get("model.position_file", ("", ""))[0] or ""):
         found["model.position_file"] = fingerprint(files), ""
-    if "model.position" in found:  # in an order that no version changes
-        found["model.position"] = tuple("+".join(sorted(name.split("+"))) for name in found["model.position"])
     folder, restored = Path(config.checkpoint.save_dir).resolve(), Path(config.checkpoint.restore_file)
     own = config.checkpoint.restore_file == "checkpoint_last.pt" or restored.resolve().parent == folder
     found[RESTORE] = (None if own else str(restored.resolve())), None

@@ -4,7 +4,6 @@ from torch import Tensor
 
 from ..checkpoints.trained import describe, pack_settings, settings_of, unpack_settings
 from ..encoder import Encoder, Stack
-from ..positions import same_position
 
 
 class StackWithSettings(Stack):
@@ -24,8 +23,6 @@ class StackWithSettings(Stack):
         """Raises ValueError for the state of a model with other settings."""
         saved = unpack_settings(state)
         self.stretched_from = saved.get("stretched_from", self.stretched_from)
-        if same_position(saved["position"], self.positions.name):  # optimizers count parameters in the saved order
-            self.positions.in_order_of(saved["position"])
         own = self.settings()
         if saved != own:
             raise ValueError(f"the checkpoint was trained with {describe(saved)}; this model has {describe(own)}")

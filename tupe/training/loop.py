@@ -36,7 +36,7 @@ from ..common import pace, rates, stop
 from ..common.adamw import AdamW
 from ..common.prepared import tokenizer_files
 from ..common.record import STOPPED, write_atomically
-from ..modeling_tupe import TupePreTrainedModel
+from ..positions import parameter_groups
 from .data import UNMASKED, Batches, loader
 from .recipe import FINETUNING, Recipe, adam_betas
 from .run import OPTIMIZER, PARTIAL, STATE, Run, keep, publish, put_in_place, seal
@@ -136,7 +136,7 @@ class Training:
         )  # fmt: skip
         self.sharded = recipe["ddp_backend"] == "fully_sharded"
         self.model, self.wrapped = model, parallel(model, place, self.sharded)
-        groups = TupePreTrainedModel.parameter_groups(model, recipe["weight_decay"])
+        groups = parameter_groups(model, recipe["weight_decay"])
         betas = adam_betas(recipe["adam_betas"])
         self.optimizer = AdamW(groups, lr=recipe["lr"][0], betas=betas, eps=recipe["adam_eps"])
         self.factor, half = rate_of(recipe, updates), recipe["fp16"] or recipe["amp"]
