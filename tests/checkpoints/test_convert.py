@@ -26,6 +26,7 @@ from tupe.cli import main
 from tupe.common.architectures import SIZES, architecture_of, with_size
 from tupe.common.safe_load import OLD_METERS, load_safely
 from tupe.encoder import ModelConfig
+from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 
