@@ -26,6 +26,7 @@ from tupe.cli import main
 from tupe.common.architectures import SIZES, architecture_of, with_size
 from tupe.common.safe_load import OLD_METERS, load_safely
 from tupe.encoder import ModelConfig
+from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.model import TupeModel
 from tupe.text import TextEncoder
 
@@ -393,8 +394,8 @@ def test_bert_has_equal_hidden_states(tmp_path, kind):
         order, *_ = convert.bert_tokens(tmp_path, 20)
         torch.testing.assert_close(out.logits[real], theirs.prediction_logits[real][:, order], rtol=1e-4, atol=1e-4)
     else:
-        logits, _ = model(ours, classification_head_name="sentence_classification_head")
-        torch.testing.assert_close(logits, theirs.logits, rtol=1e-5, atol=1e-5)
+        head = trained.model(TupeForSequenceClassification, "sentence_classification_head")
+        torch.testing.assert_close(head(ours).logits, theirs.logits, rtol=1e-5, atol=1e-5)
 
 
 def test_the_correlations_of_any_bert_can_be_drawn(tmp_path):
@@ -621,7 +622,7 @@ def test_nothing_is_overwritten(tmp_path, name):
 
 def test_an_adapter_must_be_merged_first(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"only an adapter: save what merge_and_unload\(\) makes of it"):
+    with pytest.raises(ValueError, match=r"has an adapter; save what merge_and_unload\(\) makes of it"):
         convert.read_hugging_face(tmp_path)
 
 

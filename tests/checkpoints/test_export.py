@@ -259,7 +259,7 @@ def test_a_card_names_no_folder_of_the_machine(exported, tmp_path):
         "model.position=t5+rope:base:1"
     )
     Record("x", command=command).save(tmp_path)
-    card = model_card(load_safely(exported[1]), tmp_path, tmp_path)
+    card = model_card(replace(read_model(exported[1]), path=tmp_path), tmp_path)
     expected = "`tupe pretrain --data data --output=run task.data=b:d lr=1/2 model.position=t5+rope:base:1`"
     assert expected in card
 

@@ -26,15 +26,18 @@ from .export import check_finite
 from .files import save_atomically
 from .trained import (
     NAMES,
+    SETTINGS,
     Trained,
     add_lm_head,
     check_dictionary,
     keep_labels,
     of_export,
+    pack_settings,
     read_hugging_face,
     read_model,
+    settings_of,
     symbols_of,
-)
+)  # fmt: skip
 
 logger = logging.getLogger(__name__)
 SPECIALS = TextEncoder.SPECIALS
@@ -46,7 +49,8 @@ SPECIALS = TextEncoder.SPECIALS
 def build(weights: dict, options: dict) -> Trained:
     """A model of these weights under our names, and of options under fairseq's. Raises ValueError for weights that do
     not fit."""
-    trained = Trained(core_options(options), weights)
+    config = core_options(options)
+    trained = Trained(config, {**weights, SETTINGS: pack_settings(settings_of(config))})
     trained.check()
     return trained
 

@@ -12,7 +12,7 @@ from ..common.options import FILE, Command
 from ..positions import bounded_schemes
 from ..schemes import SCHEMES
 from .files import write_model
-from .trained import FINGERPRINT, SETTINGS, Trained, pack_settings, read_model, settings_of, unpack_settings
+from .trained import FINGERPRINT, Trained, pack_settings, read_model, unpack_settings
 
 TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
 
@@ -31,7 +31,7 @@ def stretch(trained: Trained, length: int) -> Trained:
     first_word_row = {name: scheme.first_word_row for name, scheme in SCHEMES.items() if scheme.first_word_row}
     if unknown := set(bounded_schemes(names)) - set(first_word_row):
         raise ValueError(f"{', '.join(unknown)} cannot be stretched; valid: {', '.join(first_word_row)}")
-    weights = {SETTINGS: pack_settings(settings_of(trained.config)), **trained.weights}
+    weights = dict(trained.weights)
     for key, value in weights.items():
         table = TABLE.search(key)
         if table and (first := first_word_row.get(table[1])):

@@ -175,7 +175,6 @@ class Trained:
         if split_size(self.name)[0] not in ELECTRA:
             add_lm_head(weights, self.config)
             replace(self, weights=weights).check()
-        weights.setdefault(SETTINGS, pack_settings(settings_of(self.config)))
         if FINGERPRINT not in weights:
             weights[FINGERPRINT] = fingerprint(symbols or read_symbols(self.task["data"]))
         options = {NAMES[f.name]: getattr(self.config, f.name) for f in fields(ModelConfig)}
@@ -252,7 +251,7 @@ def of_export(config: dict, tensors: dict[str, Tensor]) -> Trained:
             weights[key.removeprefix("tupe.")] = value  # saved from TupeModel itself, it has no such beginning
     if "encoder.tokens.weight" not in weights:
         raise ValueError("the folder has no tupe.encoder.tokens.weight: not a model of this project")
-    trained = Trained(options, weights)
+    trained = Trained(options, {**weights, SETTINGS: pack_settings(settings_of(options))})
     keep_labels(trained, config, head)
     return trained
 

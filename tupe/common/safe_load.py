@@ -24,7 +24,6 @@ SETTINGS = {
     "eos_token_id": int, "classifier_inner": int, "classifier_name": str, "id2label": dict, "label2id": dict,
     "problem_type": str, "label_range": list,
 }  # fmt: skip
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 # fairseq 0.9 pickled its progress meters into checkpoints, as objects of a module that is gone. Classes of the same
 # names that only hold data stand in for them; nothing of fairseq runs.
 OLD_METERS = [
