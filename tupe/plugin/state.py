@@ -31,7 +31,7 @@ class StackWithSettings(Stack):
             "position": self.positions.name, "cls": config.cls, "block": config.block, "normaliser": config.normaliser,
             "heads": str(self.positions.dims.heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
         }  # fmt: skip
-        settings |= config.other_parts()
+        settings |= config.unlike_bert()
         return settings if self.stretched_from is None else {**settings, "stretched_from": self.stretched_from}
 
     def get_extra_state(self) -> Tensor:
