@@ -7,7 +7,7 @@ import torch
 
 from tupe.attention import Plain, attend
 from tupe.common.architectures import OTHER_BLOCKS, preset
-from tupe.encoder import ACTIVATIONS, NORMS, PARTS, Encoder, LMHead, ModelConfig
+from tupe.encoder import ACTIVATIONS, BLOCK_DEFAULTS, NORMS, Encoder, LMHead, ModelConfig
 from tupe.positions import LayerContext
 
 PAD, V = 1, 30
@@ -122,11 +122,11 @@ CHANGES = [
 @pytest.mark.parametrize("block", ["transformer", "modern"])
 def test_each_part_is_an_option(block, change):
     """A word changes its part alone: the blocks are what their parts are."""
-    parts = {**PARTS[block], **change}
+    parts = {**BLOCK_DEFAULTS[block], **change}
     sizes = {"layers": 2, "width": 16, "ffn": 24, "heads": 2, "max_positions": 32, "position": "rope"}
     encoder, head = build(ModelConfig(block=block, **change, **sizes))
     other, _ = build(ModelConfig(block={"transformer": "modern", "modern": "transformer"}[block], **parts, **sizes))
-    assert encoder.config.other_parts() == {p: w for p, w in parts.items() if w != PARTS["transformer"][p]}
+    assert encoder.config.unlike_bert() == {p: w for p, w in parts.items() if w != BLOCK_DEFAULTS["transformer"][p]}
     features, _ = encoder(tokens())
     assert torch.equal(features, other(tokens())[0])
     head(features, encoder.tokens.weight).square().sum().backward()
@@ -143,7 +143,7 @@ def test_each_part_is_an_option(block, change):
 
 
 def test_a_gated_attention_unit_has_no_parts():
-    for part in PARTS["gau"]:
+    for part in BLOCK_DEFAULTS["gau"]:
         word = {"norm": "rms", "norm_order": "pre", "activation": "geglu"}.get(part, "no")
         with pytest.raises(ValueError, match=f"{part}={word} has no meaning"):
             Encoder(V, PAD, block="gau", layers=1, width=8, **{part: word})

@@ -475,7 +475,7 @@ def test_names_of_registered_options_are_checked():
         register("wrong")(Wrong)
     assert "wrong" not in SCHEMES
     for name in ("a:b", "a+b", "a.b", "", "a b", "embed"):
-        with pytest.raises(ValueError, match="is no name of a position scheme"):
+        with pytest.raises(ValueError, match="is not a valid scheme name"):
             register(name)
 
 

@@ -117,7 +117,7 @@ def saves_weights(k: Tensor) -> bool:
     return k.dtype != torch.float32 or k.size(2) <= SAVE_WEIGHTS_UP_TO
 
 
-Place = tuple[slice, slice, int | None, tuple[int, int, int, int]]  # of a block, all but where its weights begin
+Piece = tuple[slice, slice, int | None, tuple[int, int, int, int]]  # a block, but for where its weights begin
 
 
 class Block(NamedTuple):
@@ -130,7 +130,7 @@ class Block(NamedTuple):
     first: int  # where its weights begin among those of all blocks
 
     def cut(self, x: Tensor) -> Tensor:
-        """Of x [B, H, L, D], this block's part: [h, r, queries or keys, D]."""
+        """Of x [B, H, L, D], what this block computes: [h, r, queries or keys, D]."""
         return x[self.rows, self.heads, : self.length].transpose(0, 1)
 
     def put(self, x: Tensor, values: Tensor) -> None:
@@ -199,8 +199,8 @@ class BlockedAttention(torch.autograd.Function):
             block.put(dv, transposed_matmul(dropped, g))
             dlogits = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
             if dbias is not None:
-                part = dlogits[:, 0] if dlogits.size(1) == 1 else dlogits.sum(1, dtype=torch.float32)
-                add_cyclic(dbias[:, : part.size(1), : part.size(2)], block.heads, part)
+                summed = dlogits[:, 0] if dlogits.size(1) == 1 else dlogits.sum(1, dtype=torch.float32)
+                add_cyclic(dbias[:, : summed.size(1), : summed.size(2)], block.heads, summed)
             block.put(dq, matmul(dlogits, block.cut(k).transpose(2, 3)).mul_(ctx.scale))
             block.put(dk, transposed_matmul(dlogits, block.cut(q)).mul_(ctx.scale))
         return dq, dk, dv, dbias, None, None, None, None
@@ -212,19 +212,19 @@ CUT_IF_BELOW = 0.9  # share of the logits below which cutting sequences to their
 def plan_blocks(heads: int, batch: int, queries: int, keys: int, lengths: list[int] | None = None) -> list[Block]:
     """The blocks of all logits, or, where cutting them to `lengths` pays, of those that matter. lengths: of every
     sequence, up to its last token that is not padding, falling, or None; queries and keys are the same tokens then."""
-    parts = whole_sequences(heads, batch, queries, keys)
+    pieces = whole_sequences(heads, batch, queries, keys)
     if lengths is not None:
         cut = by_length(heads, lengths, keys)
         if sum(math.prod(shape) for *_, shape in cut) < CUT_IF_BELOW * batch * heads * queries * keys:
-            parts = cut
+            pieces = cut
     blocks, first = [], 0
-    for part in parts:
-        blocks.append(Block(*part, first))
+    for piece in pieces:
+        blocks.append(Block(*piece, first))
         first += math.prod(blocks[-1].shape)
     return blocks
 
 
-def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[Place]:
+def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[Piece]:
     """One head after the other, so that its bias stays in the cache, or as many at a time as make one block of the
     whole batch: where sequences are short, calls take longer than products."""
     step = max(1, BLOCK_LOGITS // (queries * keys))  # sequences in a block
@@ -239,10 +239,10 @@ MIN_BLOCK_LOGITS = 2**15  # logits of a block that take longer than the calls fo
 SAME_BLOCK_RATIO = 0.75  # of the longest sequence of a block: what is shorter is worth a block of its own
 
 
-def by_length(heads: int, lengths: list[int], longest: int) -> list[Place]:
+def by_length(heads: int, lengths: list[int], longest: int) -> list[Piece]:
     """Sequences of about one length together, which are cut to the longest of them, as many as make one block of all
     heads."""
-    parts: list[Place] = []
+    pieces: list[Piece] = []
     first = 0
     while first < len(lengths):
         n = min(rounded_up(max(1, lengths[first])), longest)
@@ -251,11 +251,11 @@ def by_length(heads: int, lengths: list[int], longest: int) -> list[Place]:
         while last < min(first + most, len(lengths)) and lengths[last] > SAME_BLOCK_RATIO * n:
             last += 1
         together = max(1, BLOCK_LOGITS // ((last - first) * n * n))  # heads in a block
-        parts += [
+        pieces += [
             (hs, slice(first, last), n, (hs.stop - hs.start, last - first, n, n)) for hs in slices(heads, together)
         ]
         first = last
-    return parts
+    return pieces
 
 
 def slices(count: int, step: int) -> list[slice]:

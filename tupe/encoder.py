@@ -97,10 +97,10 @@ class Attention(nn.Module):
     def __init__(self, dims: Dims, config: "ModelConfig"):
         super().__init__()
         self.heads, self.attention_dropout = dims.heads, config.attention_dropout
-        bias = config.part("linear_bias") != "no"
+        bias = config.resolve("linear_bias") != "no"
         self.qkv = Linear(dims.width, 3 * dims.width, bias)
         self.out = Linear(dims.width, dims.width, bias)
-        self.norm = nn.LayerNorm(dims.width) if config.part("inner_norms") == "yes" else nn.Identity()
+        self.norm = nn.LayerNorm(dims.width) if config.resolve("inner_norms") == "yes" else nn.Identity()
 
     def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
@@ -113,18 +113,18 @@ class Attention(nn.Module):
 
 class TransformerLayer(nn.Module):
     """Attention and feed-forward block, each followed by dropout and residual sum, with a norm behind the sum (post, as
-    BERT) or before the block (pre, as ModernBERT). See `PARTS`."""
+    BERT) or before the block (pre, as ModernBERT). See `BLOCK_DEFAULTS`."""
 
     def __init__(self, dims: Dims, config: "ModelConfig"):
         super().__init__()
         self.dropout, self.activation_dropout = config.dropout, config.activation_dropout
-        self.pre, norm = config.part("norm_order") == "pre", NORMS[config.part("norm")]
-        self.activation, self.gated = ACTIVATIONS[config.part("activation")]
-        bias = config.part("linear_bias") == "yes"
+        self.pre, norm = config.resolve("norm_order") == "pre", NORMS[config.resolve("norm")]
+        self.activation, self.gated = ACTIVATIONS[config.resolve("activation")]
+        bias = config.resolve("linear_bias") == "yes"
         self.attention = Attention(dims, config)
         self.attention_norm = norm(dims.width)
         self.fc1 = Linear(dims.width, config.ffn * (2 if self.gated else 1), bias)
-        self.inner_norm = norm(config.ffn) if config.part("inner_norms") == "yes" else nn.Identity()
+        self.inner_norm = norm(config.ffn) if config.resolve("inner_norms") == "yes" else nn.Identity()
         self.fc2 = Linear(config.ffn, dims.width, bias)
         self.ffn_norm = norm(dims.width)
 
@@ -159,8 +159,8 @@ class GatedAttentionLayer(nn.Module):
 
     u, v = silu(x W_u), silu(x W_v) of width E = 2C; z = silu(x W_z) of width D = 128; q, k = z scaled and shifted per
     column; output (u * (weights v)) W_o, then dropout, residual sum and layer norm. Two of them cost about one
-    Transformer layer. `ffn` and the number of heads have no meaning here, `activation_dropout` and the parts of a block
-    are refused; the paper's normaliser is relu2.
+    Transformer layer. `ffn` and the number of heads have no meaning here, `activation_dropout` and the options of
+    `BLOCK_DEFAULTS` are refused; the paper's normaliser is relu2.
     """
 
     head_dim = 128
@@ -168,8 +168,8 @@ class GatedAttentionLayer(nn.Module):
     def __init__(self, dims: Dims, config: "ModelConfig"):
         if config.activation_dropout:
             raise ValueError(f"activation_dropout={config.activation_dropout} has no meaning in a gated attention unit")
-        if own := [part for part in PARTS["gau"] if getattr(config, part) != "auto"]:
-            raise ValueError(f"{own[0]}={config.part(own[0])} has no meaning in a gated attention unit; valid: auto")
+        if own := [name for name in BLOCK_DEFAULTS["gau"] if getattr(config, name) != "auto"]:
+            raise ValueError(f"{own[0]}={config.resolve(own[0])} has no meaning in a gated attention unit; valid: auto")
         super().__init__()
         self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
         self.u = Linear(dims.width, dims.value_dim)
@@ -191,7 +191,7 @@ class GatedAttentionLayer(nn.Module):
         scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would turn q and k into float32
         pairs = zip(scales, shifts, strict=True)
         q, k = (z * scale + shift for scale, shift in pairs)
-        q, k, v = (packing.unpack(part).unsqueeze(1) for part in (q, k, F.silu(self.v(x))))
+        q, k, v = (packing.unpack(y).unsqueeze(1) for y in (q, k, F.silu(self.v(x))))
         return q, k, v
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
@@ -205,7 +205,7 @@ class GatedAttentionLayer(nn.Module):
 BLOCKS: dict[str, type[TransformerLayer] | type[GatedAttentionLayer]] = {
     "transformer": TransformerLayer, "gau": GatedAttentionLayer, "modern": TransformerLayer,
 }  # fmt: skip
-PARTS = {  # of a block, where its option is auto
+BLOCK_DEFAULTS = {  # of what a block is made of, where the option is auto
     "transformer": {
         "norm_order": "post", "norm": "layer", "activation": "gelu", "linear_bias": "yes", "embed_norm": "yes",
         "inner_norms": "no",
@@ -215,7 +215,7 @@ PARTS = {  # of a block, where its option is auto
         "inner_norms": "no",
     },
 }  # fmt: skip
-PARTS["gau"] = PARTS["transformer"]
+BLOCK_DEFAULTS["gau"] = BLOCK_DEFAULTS["transformer"]
 
 
 def option(
@@ -320,14 +320,15 @@ class ModelConfig:
             if not isinstance(value, (int, float) if kind is float else kind):
                 raise ValueError(f"{f.name}={value!r}; valid: {kind.__name__}")
 
-    def part(self, name: str) -> str:
-        """What a part of the block is: its option, or as in the block's paper."""
+    def resolve(self, name: str) -> str:
+        """An option of the block; where it is auto, as in the block's paper."""
         word = getattr(self, name)
-        return PARTS[self.block][name] if word == "auto" else word
+        return BLOCK_DEFAULTS[self.block][name] if word == "auto" else word
 
-    def other_parts(self) -> dict[str, str]:
-        """The parts of the block that are not as BERT's."""
-        return {name: self.part(name) for name, word in PARTS["transformer"].items() if self.part(name) != word}
+    def unlike_bert(self) -> dict[str, str]:
+        """The options of the block that are not as BERT's."""
+        berts = BLOCK_DEFAULTS["transformer"]
+        return {name: self.resolve(name) for name, word in berts.items() if self.resolve(name) != word}
 
 
 class ModelOptions(TypedDict, total=False):
@@ -386,7 +387,7 @@ class Stack(nn.Module):
             position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
             self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
         self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
-        self.final_norm = NORMS[config.part("norm")](config.width) if config.part("norm_order") == "pre" else None
+        self.final_norm = NORMS[config.resolve("norm")](config.width) if config.resolve("norm_order") == "pre" else None
 
     def compile(self, **options: Any) -> None:
         """`torch.compile` in place, for lengths that change with every batch."""
@@ -522,10 +523,10 @@ class Encoder(Stack):
         super().__init__(config, pad)
         self.tokens, self.separator = tokens, separator
         self.segments = nn.Embedding(2, config.width) if config.segments == "learned" else None
-        self.embed_norm = NORMS[config.part("norm")](config.width)
-        if config.part("embed_norm") == "no":
+        self.embed_norm = NORMS[config.resolve("norm")](config.width)
+        if config.resolve("embed_norm") == "no":
             self.embed_norm = nn.Identity()
-        elif config.part("norm_order") == "pre":  # the first layer's would come right after it
+        elif config.resolve("norm_order") == "pre":  # the first layer's would come right after it
             self.layers[0].attention_norm = nn.Identity()
         for name in ("positions", "segments", "embed_norm", "layers", "final_norm"):  # as saved optimizers count
             if name in self._modules:
@@ -656,8 +657,8 @@ class LMHead(nn.Module):
         the head shares."""
         config = config or ModelConfig()
         super().__init__()
-        self.dense = Linear(inputs or width, width, config.part("linear_bias") != "no")
-        self.norm = NORMS[config.part("norm")](width, config.layer_norm_eps)
+        self.dense = Linear(inputs or width, width, config.resolve("linear_bias") != "no")
+        self.norm = NORMS[config.resolve("norm")](width, config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.apply(init_bert)
 

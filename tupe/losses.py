@@ -39,11 +39,11 @@ class LMLoss(torch.autograd.Function):
         dx, dweight, dbias = torch.empty_like(x), None, torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(x), LM_LOSS_ROWS):
             rows = slice(start, start + LM_LOSS_ROWS)
-            part, target = padded(x[rows].to(dtype)), targets[rows, None]
-            if part.dtype == bias.dtype == torch.float32:
-                logits = multiply(part, w, bias)
+            chunk, target = padded(x[rows].to(dtype)), targets[rows, None]
+            if chunk.dtype == bias.dtype == torch.float32:
+                logits = multiply(chunk, w, bias)
             else:  # the bias is not rounded
-                logits = multiply(part, w).float().add_(bias)
+                logits = multiply(chunk, w).float().add_(bias)
             count = len(target)
             logits -= logits.amax(-1, keepdim=True)
             target_logits = logits[:count].gather(1, target)
@@ -57,8 +57,8 @@ class LMLoss(torch.autograd.Function):
                 dbias += dlogits.sum(0)
                 dlogits = dlogits.to(dtype)
                 dx[rows] = multiply(dlogits, w.t())[:count].to(x.dtype)
-                part_of_dweight = product_over_rows(dlogits, part)
-                dweight = part_of_dweight if dweight is None else dweight.float().add_(part_of_dweight)
+                dweight_of_chunk = product_over_rows(dlogits, chunk)
+                dweight = dweight_of_chunk if dweight is None else dweight.float().add_(dweight_of_chunk)
         if with_gradient:
             ctx.gradients = dx, torch.zeros_like(weight) if dweight is None else dweight, dbias
             ctx.dtypes = x.dtype, weight.dtype, bias.dtype

@@ -225,7 +225,9 @@ class TupeModel(TupePreTrainedModel):
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
         mask = input_ids != self.config.pad_token_id
         learned = self.config.segments == "learned"
-        segments = second_segment(input_ids, self.config.eos_token_id) * learned
+        segments = second_segment(input_ids, self.config.eos_token_id)
+        if not learned:
+            segments = torch.zeros_like(segments)
         if token_type_ids[mask].any() and not torch.equal(token_type_ids[mask], segments[mask]):
             where = "begin after the first `</s> </s>`" if learned else "do not exist in this model"
             raise ValueError(f"token_type_ids would have no effect: segments {where}; leave them out")

@@ -20,7 +20,8 @@ ELECTRA = {  # replaced-token detection
     "electra_tupe_a": ("untied", "untied"),
     "electra_tupe_r": ("untied+t5", "untied"),
 }
-# Masked language models of other blocks than BERT's: the options that make the architecture, see `encoder.PARTS`.
+# Masked language models of other blocks than BERT's: the options that make the architecture. Those of the block itself
+# are `encoder.BLOCK_DEFAULTS`.
 OTHER_BLOCKS = {
     "gau": {"position": "rope", "block": "gau", "normaliser": "relu2"},  # two for each layer of the size: cost as much
     "modernbert": {"position": "rope:base:160000:local_base:10000+window", "block": "modern"},
@@ -47,7 +48,7 @@ def split_size(architecture: str) -> tuple[str, str]:
 
 def schemes_in(position: str) -> list[str]:
     """The names of the schemes of a position, without their options."""
-    return [part.partition(":")[0] for part in position.split("+")]
+    return [text.partition(":")[0] for text in position.split("+")]
 
 
 def cls_beside(position: str, cls: str = "untied") -> str:
@@ -73,7 +74,9 @@ def unknown_scheme(name: str, position: str, valid: Iterable[str], own: str) -> 
     stem, _ = split_size(arch)
     if stem in {**ARCHITECTURES, **OTHER_BLOCKS, **ELECTRA}:
         scheme, cls = ARCHITECTURES.get(stem, ("", ""))
-        instead = f", or --position {scheme}{' --cls untied' * (cls == 'untied')}" if scheme else ""
+        instead = f", or --position {scheme}" if scheme else ""
+        if scheme and cls == "untied":
+            instead += " --cls untied"
         return f"position={position:.100}: {name:.60} is an architecture; give --arch {arch}{instead}"
     valid = sorted(valid)
     near = did_you_mean(name, valid) or f"; valid, joined by '+': {', '.join(valid)}"

@@ -47,7 +47,8 @@ def register(name: str) -> Callable[[Scheme], Scheme]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
     if not re.fullmatch(r"[\w-]+", name) or hasattr(Positions, name):
-        raise ValueError(f"{name!r:.60} is no name of a position scheme; valid: [A-Za-z0-9_-]+, no part of Positions")
+        valid = "letters, digits, _ and -, and no attribute of Positions"
+        raise ValueError(f"{name!r:.60} is not a valid scheme name; valid: {valid}")
 
     def add(cls: Scheme) -> Scheme:
         known = SCHEMES.get(name, cls)  # in a notebook, the class that the same cell defined before
@@ -110,7 +111,7 @@ def is_loaded(file: str | Path) -> bool:
 
 def files_behind(position: str) -> list[Path]:
     """The files of `load_scheme_file` that registered schemes of a combination."""
-    names = {part.partition(":")[0] for part in position.split("+")}
+    names = {text.partition(":")[0] for text in position.split("+")}
     return [path for path, registered in _loaded_files.items() if names.intersection(registered)]
 
 
@@ -121,8 +122,8 @@ _loaded_files: dict[Path, list[str]] = {}  # file -> names of the schemes that i
 
 
 @dataclass
-class Part:
-    """One scheme of a name: `shaw:layer:max_distance:16`."""
+class NamedScheme:
+    """One scheme of a combination, with its options: `shaw:layer:max_distance:16`."""
 
     name: str
     per_layer: bool = False  # each layer has its own copy
@@ -130,8 +131,10 @@ class Part:
     options: dict[str, bool | int | float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        words = [f"{key}:{format_value(value)}" for key, value in self.options.items()]
-        return ":".join([self.name, *["layer"] * self.per_layer, *words])
+        words = [self.name]
+        if self.per_layer:
+            words.append("layer")
+        return ":".join(words + [f"{key}:{format_value(value)}" for key, value in self.options.items()])
 
 
 def options_of(scheme: type) -> dict[str, inspect.Parameter]:
@@ -140,10 +143,10 @@ def options_of(scheme: type) -> dict[str, inspect.Parameter]:
     return dict(list(signature.parameters.items())[2:])  # without self and dims
 
 
-def parse(names: str) -> list[Part]:
+def parse(names: str) -> list[NamedScheme]:
     """The schemes of `NAME[:layer][:OPTION:VALUE]...+...` in the order of the registry, so that every combination
     has one spelling. Raises ValueError, with what is valid, for an unknown or repeated name, option or value."""
-    parts = {}
+    found = {}
     for text in names.split("+"):
         name, *words = text.split(":")
         if name not in SCHEMES:
@@ -153,14 +156,14 @@ def parse(names: str) -> list[Part]:
             )
             own = own or "a scheme of your own also needs position_file=FILE"
             raise ValueError(unknown_scheme(name, names, SCHEMES, own))
-        if name in parts:
+        if name in found:
             raise ValueError(f"position scheme {name!r:.60} is repeated in {names!r:.100}")
-        parts[name] = parse_options(name, words, names)
-    return [parts[name] for name in SCHEMES if name in parts]
+        found[name] = parse_options(name, words, names)
+    return [found[name] for name in SCHEMES if name in found]
 
 
-def parse_options(name: str, words: list[str], names: str) -> Part:
-    """The `Part` that the words after a scheme's name describe. names: the whole combination, for errors."""
+def parse_options(name: str, words: list[str], names: str) -> NamedScheme:
+    """The scheme that the words after a scheme's name describe. names: the whole combination, for errors."""
     known, words = options_of(SCHEMES[name]), list(words)
     given: dict[str, bool | int | float] = {}
     while words:
@@ -176,7 +179,7 @@ def parse_options(name: str, words: list[str], names: str) -> Part:
             where = f"{key!r:.60} of {name} in {names!r:.100}"
             raise ValueError(f"unknown option {where}; valid (with their defaults): {valid}")
     options = {key: given[key] for key in known if key in given and given[key] != known[key].default}
-    return Part(name, "layer" in given, options)
+    return NamedScheme(name, "layer" in given, options)
 
 
 SIZES = {bool: (0, 1), int: (0, 10**6), float: (1e-16, 1e16)}  # of options; float32 overflows with others
@@ -322,10 +325,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     """The parameters of a model with an `Encoder` in it, as groups for any optimizer: those with weight decay and, if
     there are any, those of `undecayed_names`."""
     undecayed = set(undecayed_names(model))
-    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": weight_decay}, {"params": [], "weight_decay": 0.0}]
+    decayed: list[nn.Parameter] = []
+    without: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        groups[name in undecayed]["params"].append(parameter)
-    return groups if undecayed else groups[:1]
+        (without if name in undecayed else decayed).append(parameter)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": weight_decay}]
+    if without:
+        groups.append({"params": without, "weight_decay": 0.0})
+    return groups
 
 
 def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
@@ -420,24 +427,24 @@ class Positions(nn.ModuleDict):
     """
 
     def __init__(self, names: str, dims: Dims, cls: str = "tied"):
-        parts = parse(names)
-        check_combination(names, parts, cls)
+        chosen = parse(names)
+        check_combination(names, chosen, cls)
         super().__init__()
-        for part in parts:
+        for one in chosen:
             try:
-                copies = [SCHEMES[part.name](dims, **part.options) for _ in range(dims.layers if part.per_layer else 1)]
+                copies = [SCHEMES[one.name](dims, **one.options) for _ in range(dims.layers if one.per_layer else 1)]
             except ValueError as error:  # an option's value, or a size of the model
-                raise ValueError(f"position={names}: {part.name}: {error}") from None
-            self[part.name] = nn.ModuleList(copies) if part.per_layer else copies[0]
-            if part.per_layer and next(self[part.name].parameters(), None) is None:
-                raise ValueError(f"position={names}: {part.name} has no parameters; it cannot be per layer")
-        schemes = [SCHEMES[part.name] for part in parts]
+                raise ValueError(f"position={names}: {one.name}: {error}") from None
+            self[one.name] = nn.ModuleList(copies) if one.per_layer else copies[0]
+            if one.per_layer and next(self[one.name].parameters(), None) is None:
+                raise ValueError(f"position={names}: {one.name} has no parameters; it cannot be per layer")
+        schemes = [SCHEMES[one.name] for one in chosen]
         self.dims = dims
-        self.name = "+".join(map(str, parts))
+        self.name = "+".join(map(str, chosen))
         # hook -> names of the schemes that have it: the others are not asked, which would take longer than a layer's
         # own work where the model is small
-        self.having = {hook: [part.name for part in parts if overrides(SCHEMES[part.name], hook)] for hook in HOOKS}
-        self.per_layer = any(part.per_layer for part in parts)
+        self.having = {hook: [one.name for one in chosen if overrides(SCHEMES[one.name], hook)] for hook in HOOKS}
+        self.per_layer = any(one.per_layer for one in chosen)
         self.cls, self.untie_cls = cls, cls != "tied"
         if cls == "untied" and not any(overrides(scheme, "cls_bias") for scheme in schemes):
             self.theta = nn.Parameter(torch.randn(2, dims.heads) * 0.02)
@@ -536,7 +543,7 @@ class Positions(nn.ModuleDict):
     def _reset_bias(self, bias: Tensor | None, layer: int, positions: TokenPositions) -> Tensor | None:
         """A layer's bias [H, R, L] with theta, or 0, from and to [CLS], unless [CLS] is tied."""
         length, rows = positions.length, positions.last - positions.first
-        above = int(positions.first == 0)  # 1: [CLS] is a query
+        above = 1 if positions.first == 0 else 0  # rows of [CLS]
         if not self.untie_cls:
             return bias
         if self.cls == "zero":  # as no term at all is already
@@ -613,7 +620,7 @@ def autocast_device(device: str) -> str:
 
 def bounded_schemes(names: str) -> list[str]:
     """The schemes of a combination that compute at most max_positions tokens; the others compute any number."""
-    return [part.name for part in parse(names) if SCHEMES[part.name].bounded]
+    return [one.name for one in parse(names) if SCHEMES[one.name].bounded]
 
 
 def beyond_training(positions: Positions, trained: int) -> list[str]:
@@ -621,8 +628,8 @@ def beyond_training(positions: Positions, trained: int) -> list[str]:
     `trained` counts the positions that tokens had: random ones reach farther than the sequences."""
     lines = []
     schemes = dict(zip(positions, positions.of_layer(0), strict=True))
-    for part in parse(positions.name):
-        scheme = schemes[part.name]
+    for one in parse(positions.name):
+        scheme = schemes[one.name]
         shared, last = scheme.saturates_at, trained - 1
         if scheme.bounded:
             line = f"has vectors for {positions.dims.max_positions} positions, and computes no more"
@@ -632,21 +639,22 @@ def beyond_training(positions: Positions, trained: int) -> list[str]:
             line = f"all distances from {shared} on share what training has learned" if shared else ""
         else:
             line = f"never trained for distances beyond {last}, but those up to {shared} have parameters of their own"
-        lines += [f"`{part}`: {line}"] if line else []
+        if line:
+            lines.append(f"`{one}`: {line}")
     return lines
 
 
-def check_combination(names: str, parts: list[Part], cls: str) -> None:
+def check_combination(names: str, chosen: list[NamedScheme], cls: str) -> None:
     """Raise ValueError for schemes that cannot be combined, or not with this treatment of [CLS]."""
     if cls not in CLS:
         raise ValueError(f"cls must be one of {', '.join(CLS)}, not {cls!r}")
-    schemes = {part.name: SCHEMES[part.name] for part in parts}
+    schemes = {one.name: SCHEMES[one.name] for one in chosen}
     rotating = [name for name, scheme in schemes.items() if overrides(scheme, "rotate") and not scheme.only_scales]
-    if "nopos" in schemes and len(parts) > 1:
+    if "nopos" in schemes and len(chosen) > 1:
         raise ValueError(f"position={names}: nopos means no position information and cannot be combined")
     if len(rotating) > 1:
         raise ValueError(f"position={names}: {' and '.join(rotating)} would both rotate the same queries and keys")
-    for name in (part.name for part in parts if part.per_layer):
+    for name in (one.name for one in chosen if one.per_layer):
         if overrides(schemes[name], "embed"):
             raise ValueError(f"position={names}: {name} changes embeddings; it cannot be per layer")
         if schemes[name].own_projections:

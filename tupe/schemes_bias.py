@@ -223,7 +223,8 @@ class Alibi(PositionScheme):
         """[1, H], or with `sides` [2, H]: those to the left, those to the right."""
         if self.one_sided:
             return self.slopes_of(self.heads // 2, device).repeat(1, 2)
-        return self.slopes_of(self.heads * (1 + self.sides), device).unflatten(0, (self.heads, -1)).T
+        count = 2 * self.heads if self.sides else self.heads
+        return self.slopes_of(count, device).unflatten(0, (self.heads, -1)).T
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         offsets = positions.offsets
@@ -286,7 +287,7 @@ class Kerple(PositionScheme):
     def __init__(self, dims: Dims, power: bool = False, sides: bool = False):
         super().__init__(dims)
         self.power = power
-        largest, shape = (1.0, 2.0) if power else (2.0, 1.0), (1 + sides, dims.heads)
+        largest, shape = (1.0, 2.0) if power else (2.0, 1.0), (2 if sides else 1, dims.heads)
         factor, inner = (torch.rand(shape).mul(top).clamp(min=0.01) for top in largest)
         self.log_factor = nn.Parameter(factor.log())
         self.inner = nn.Parameter(torch.logit(inner.clamp(max=1.99) / 2) if power else inner.log())
@@ -320,7 +321,7 @@ class Fire(PositionScheme):
         super().__init__(dims)
         at_least(1, threshold=threshold)
         at_least(1, width=width)
-        copies = 1 + sides
+        copies = 2 if sides else 1
         self.log_c = nn.Parameter(torch.full((copies,), math.log(0.1)))
         self.log_threshold = nn.Parameter(torch.full((copies,), math.log(threshold)))
         self.hidden = nn.Parameter(torch.empty(copies, 2, width).uniform_(-1, 1))  # weights and biases

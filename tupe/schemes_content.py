@@ -301,7 +301,7 @@ class Cable(ContentDecay):
     def __init__(self, dims: Dims, sides: bool = False):
         super().__init__(dims)
         self.sides, inputs = sides, dims.input_width or dims.width
-        self.project = nn.ModuleList(Linear(inputs, dims.heads * (1 + sides)) for _ in range(dims.layers))
+        self.project = nn.ModuleList(Linear(inputs, dims.heads * (2 if sides else 1)) for _ in range(dims.layers))
 
     def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         steps = F.softplus(in_float32(self.project[layer.index](layer.input())))

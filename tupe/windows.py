@@ -57,11 +57,11 @@ class Chunks:
     def split_keys(self, x: Tensor) -> Tensor:
         """[B, H, L, D] -> [B, H n, K, D]"""
         after = self.chunks * self.chunk - self.length + self.reach
-        parts = F.pad(x, (0, 0, self.reach, after)).unfold(2, self.keys, self.chunk)  # [B, H, n, D, K]
-        parts = parts.transpose(3, 4)
+        pieces = F.pad(x, (0, 0, self.reach, after)).unfold(2, self.keys, self.chunk)  # [B, H, n, D, K]
+        pieces = pieces.transpose(3, 4)
         if self.from_cls:
-            parts = torch.cat([parts, x[:, :, None, :1].expand(-1, -1, self.chunks, -1, -1)], dim=3)
-        return parts.flatten(1, 2)
+            pieces = torch.cat([pieces, x[:, :, None, :1].expand(-1, -1, self.chunks, -1, -1)], dim=3)
+        return pieces.flatten(1, 2)
 
     def join(self, out: Tensor) -> Tensor:
         """[B, H n, c, E] -> [B, H, L, E]"""
@@ -82,12 +82,12 @@ class Chunks:
             blocks: Sequence[Tensor] = [bias(first, min(first + self.chunk, self.length)) for first in starts]
         else:
             blocks = bias.split(self.chunk, dim=1)
-        parts = []
+        pieces = []
         for first, block in zip(starts, blocks, strict=True):  # [H, c, L], in the last chunk fewer queries
             whole = F.pad(block, (self.reach, self.keys, 0, self.chunk - block.size(1)))
-            part = whole[:, :, first : first + self.keys]  # [H, c, K]
-            parts.append(torch.cat([part, whole[:, :, self.reach, None]], dim=2) if self.from_cls else part)
-        return torch.stack(parts, dim=1).masked_fill(~seen, -math.inf).flatten(0, 1)
+            piece = whole[:, :, first : first + self.keys]  # [H, c, K]
+            pieces.append(torch.cat([piece, whole[:, :, self.reach, None]], dim=2) if self.from_cls else piece)
+        return torch.stack(pieces, dim=1).masked_fill(~seen, -math.inf).flatten(0, 1)
 
 
 CHUNK = 128  # fewest queries of a chunk: with fewer, keys and values are copied more often than it saves
@@ -146,8 +146,8 @@ class Windowed(Backend):
         if not isinstance(prepared, InChunks):
             return self.inner.mix(q, k, v, content, prepared, scale, dropout)
         window = prepared.window
-        parts = window.split_queries(q), window.split_keys(k), window.split_keys(v)
-        out = window.join(self.inner.mix(*parts, None, prepared.near, scale, dropout)[0])
+        pieces = window.split_queries(q), window.split_keys(k), window.split_keys(v)
+        out = window.join(self.inner.mix(*pieces, None, prepared.near, scale, dropout)[0])
         if prepared.of_cls is not None:
             of_cls, _ = self.inner.mix(q[:, :, :1], k, v, None, prepared.of_cls, scale, dropout)
             out = torch.cat([of_cls, out[:, :, 1:]], dim=2)

@@ -305,7 +305,7 @@ def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
         assert all(forget())
         positions._loaded_files.clear()
         saved = load(tmp_path / "run" / "checkpoint_last.pt")["cfg"]["model"]
-        assert saved["position"] == "absolute+own_shift:slope:0.5+own_second"
+        assert saved["position"] == "absolute+own_second+own_shift:slope:0.5"
         assert saved["position_file"] == f"{own}:{second}"
         where = (tmp_path / "run", "checkpoint_last.pt", data)
         with pytest.raises(ValueError, match="unknown position scheme 'own_shift'.*own.py, .*second.py was not run"):

@@ -304,7 +304,7 @@ def test_nothing_of_a_checkpoint_is_run(data, tmp_path):
     path = newest(folder)[1]
     torch.save(Poison(tmp_path / "ran"), path / "optimizer.pt")
     (path / SUMS).unlink()
-    assert ended(begin(data, folder, "--max-update=3")) not in (0, REFUSED)
+    assert "optimizer.pt refused: " in refused(data, folder, "--max-update=3")
     assert not (tmp_path / "ran").exists()
 
 

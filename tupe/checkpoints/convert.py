@@ -19,7 +19,7 @@ from ..common.options import FILE, Command
 from ..common.record import write_together
 from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, with_our_ids
-from ..encoder import PARTS, ModelConfig, names_in
+from ..encoder import BLOCK_DEFAULTS, ModelConfig, names_in
 from ..positions import canonical, parse
 from ..text import MASK, TextEncoder, load_tokenizer
 from .export import check_finite
@@ -211,8 +211,8 @@ def to_released(trained: Trained) -> dict:
     """
     model = {theirs: getattr(trained.config, ours) for ours, theirs in NAMES.items()}
     possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
-    parts = [name for name in PARTS["transformer"] if model.get(name, "auto") != "auto"]
-    kind = {key: model[key] for key in ("position", *possible, *parts)}
+    own = [name for name in BLOCK_DEFAULTS["transformer"] if model.get(name, "auto") != "auto"]
+    kind = {key: model[key] for key in ("position", *possible, *own)}
     relative = kind["position"] == "untied+t5"
     if {**kind, "position": ""} != {**possible, "position": ""} or not (relative or kind["position"] == "untied"):
         raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
@@ -453,7 +453,7 @@ def to_modernbert(trained: Trained) -> dict[str, bytes]:
     from safetensors.torch import save
 
     model = trained.config
-    schemes = {part.name: part.options for part in parse(model.position)}
+    schemes = {one.name: one.options for one in parse(model.position)}
     rope = {"base": 10000.0, "local_base": 0.0, "every": 3, **schemes.get("rope", {})}
     window = {"size": 128, "every": 3, **schemes.get("window", {})}
     wrong = [f"position {model.position}"] * (
@@ -463,7 +463,9 @@ def to_modernbert(trained: Trained) -> dict[str, bytes]:
     options = vars(model)
     wanted = {"cls": "tied", "normaliser": "softmax", "segments": "none"}
     wrong += [f"{key} {options[key]}" for key, value in wanted.items() if options[key] != value]
-    wrong += [f"{part} {model.part(part)}" for part, word in PARTS["modern"].items() if model.part(part) != word]
+    for name, word in BLOCK_DEFAULTS["modern"].items():
+        if model.resolve(name) != word:
+            wrong.append(f"{name} {model.resolve(name)}")
     if wrong or model.block == "gau" or trained.name.startswith("electra"):
         raise ValueError(f"the checkpoint is no ModernBERT: {', '.join(wrong) or trained.name}")
     check_finite(trained.weights)

@@ -380,7 +380,7 @@ def settings_of(config: ModelConfig) -> dict[str, str]:
         "position": config.position, "cls": config.cls, "block": config.block, "normaliser": config.normaliser,
         "heads": str(heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
     }  # fmt: skip
-    return settings | config.other_parts()
+    return settings | config.unlike_bert()
 
 
 def check_settings(saved: dict[str, str], own: dict[str, str]) -> None:

@@ -140,7 +140,7 @@ def four_correlations(model: "TupeForMaskedLM", tokens: torch.Tensor) -> dict:
         raise ValueError(f"cls={cls!r}: words and positions are split only where [CLS] has no logits of its own")
     if encoder.segments is not None:
         raise ValueError("segments='learned': words and positions are split only where nothing else is added to them")
-    if encoder.config.block == "gau" or encoder.config.other_parts():
+    if encoder.config.block == "gau" or encoder.config.unlike_bert():
         raise ValueError(f"block {encoder.config.block!r}: words and positions are split for BERT's only")
     layer, norm = encoder.layers[0].attention, encoder.embed_norm
     word = encoder.tokens(tokens)

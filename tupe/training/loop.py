@@ -36,6 +36,7 @@ from ..common import pace, rates, stop
 from ..common.adamw import AdamW
 from ..common.prepared import tokenizer_files
 from ..common.record import STOPPED, write_atomically
+from ..common.safe_load import load_safely
 from ..positions import parameter_groups
 from .data import UNMASKED, Batches, loader
 from .recipe import FINETUNING, Recipe, adam_betas
@@ -355,7 +356,7 @@ class Training:
         options = StateDictOptions(full_state_dict=True, strict=False)  # a tied weight is there once
         lacking = set_model_state_dict(self.wrapped, weights, options=options)
         assert not lacking.unexpected_keys, lacking
-        state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True, mmap=True)
+        state = load_safely(checkpoint / OPTIMIZER, mmap=True)
         set_optimizer_state_dict(
             self.wrapped, self.optimizer, state["optimizer"], options=StateDictOptions(full_state_dict=True)
         )
