@@ -28,9 +28,10 @@ from transformers import (
 
 import tupe.hf  # noqa: F401  (the Auto classes know our models)
 from tupe.common import options, record
+from tupe.common.architectures import architecture_of, plain_options
 from tupe.encoder import ModelConfig
 from tupe.training.glue import of_checkpoint
-from tupe.training.recipe import architecture_of, config_of, plain_options
+from tupe.training.settle import config_of
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT
 QUESTION_TOKENS = 64  # of a question that are kept

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from .names import cls_beside
 
-__all__ = ["PARTS", "ModelConfig", "ModelOptions", "names_in"]
+__all__ = ["FREE", "PARTS", "ModelConfig", "ModelOptions", "names_in"]
 
 PARTS = {  # of a block, where its option is auto
     "transformer": {
@@ -190,3 +190,6 @@ def names_in(host: str) -> dict[str, str]:
     """{option of `ModelConfig`: its name in the host}; host: "fairseq" or "hugging_face"."""
     names = {f.name: f.metadata[host] for f in fields(ModelConfig)}
     return {ours: ours if theirs is None else theirs for ours, theirs in names.items() if theirs != ""}
+
+
+FREE = {f.name for f in fields(ModelConfig) if f.metadata["free"]}  # what fine-tuning may change

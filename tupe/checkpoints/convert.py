@@ -22,6 +22,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..common import options
+from ..common.architectures import architecture_of
 from ..common.glue import Glue
 from ..common.options import FILE, Command
 from ..common.record import write_together
@@ -33,7 +34,6 @@ from ..plugin.model import NAMES
 from ..plugin.pretrained import check_dictionary, load_dictionary
 from ..positions import canonical, parse, same_position
 from ..text import MASK, TextEncoder, load_tokenizer
-from ..training.recipe import architecture_of
 from .export import check_finite, weights_from_export
 from .files import configuration, new_checkpoint, save_atomically
 

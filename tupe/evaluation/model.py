@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from ..common import record
 from ..common.blocks import HELD_OUT_SEED, read_symbols
 from ..common.safe_load import from_folder
+from ..config import OPTIONS
 from ..text import TextEncoder
 from ..training.data import BOS, EOS, IGNORED, PAD, Blocks, MaskedBlocks, pad
-from ..training.recipe import PRETRAINING
 
 
 class Dictionary:
@@ -98,8 +98,10 @@ class HeldOut:
         folder = Path(folder).resolve()
         about = record.read(folder) or record.read(folder.parent)  # of a run, or of its checkpoint-N
         own = about.config if about else {}
-        known = {name: value for name, value in PRETRAINING.options.items() if name.startswith("task.")}
-        settings = {name.partition(".")[2]: own.get(name, value) for name, value in known.items()}
+        known = [
+            OPTIONS[name] for name in ("tokens_per_sample", "mask_prob", "leave_unmasked_prob", "random_token_prob")
+        ]
+        settings = {option.name: own.get(option.place, option.default) for option in known}
         settings["tokens_per_sample"] = min(settings["tokens_per_sample"], longest)  # of an export nothing is known
         fixed = {"sample_break_mode": "complete", "long_sentences": "cut"}
         unused = {"mask_whole_words": False, "mask_multiple_length": 1}

@@ -26,9 +26,9 @@ from omegaconf import II, DictConfig
 from ..common import pace
 from ..common import record as records
 from ..common.active import Active, device, status_of
-from ..common.limits import option
 from ..common.record import Record
 from ..common.safe_load import num_updates
+from ..config import flag
 from . import watch
 from .gate import read_checkpoint
 from .model import dictionary_fingerprint, load_scheme_files
@@ -193,7 +193,7 @@ class ActiveRun(Active):
             return read_checkpoint(path, mmap=True, trained=self.config.model._name)
         except ValueError as error:
             if restore_file != LAST:
-                raise Refused(f"{option('restore_file')}: {error}") from None
+                raise Refused(f"{flag('restore_file')}: {error}") from None
             return None
 
     def is_saved(self) -> bool:

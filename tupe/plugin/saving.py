@@ -13,9 +13,9 @@ import torch
 from fairseq.file_io import PathManager
 from omegaconf import DictConfig
 
-from ..common.limits import option
 from ..common.record import corruption_in
 from ..common.safe_load import num_updates
+from ..config import flag
 from .gate import read_checkpoint
 
 logger = logging.getLogger("tupe.launch")
@@ -83,7 +83,7 @@ def check_restore(options: Mapping) -> None:
         if path and path != LAST:
             path = path.replace(".pt", f"{options.get('checkpoint_suffix') or ''}.pt")
             if not PathManager.exists(path):
-                given = f"{option(name)} {path}"
+                given = f"{flag(name)} {path}"
                 raise ValueError(f"{given}: no such file; without the option a run resumes its own folder")
 
 

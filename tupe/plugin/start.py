@@ -10,7 +10,8 @@ from hydra._internal.utils import get_args
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from ..common import limits, record
+from .. import config as schema
+from ..common import record
 from ..common.options import CONFIGS
 from ..common.recipes import compose
 
@@ -31,7 +32,7 @@ def under_hydra(config: DictConfig | FairseqConfig) -> bool:
 class NoGPU(ValueError, SystemExit):
     """--fp16 on a CPU. As a SystemExit it is one line of fairseq-train too."""
 
-    code = limits.NO_GPU
+    code = schema.NO_GPU
 
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:
@@ -44,7 +45,7 @@ def choose_precision(config: DictConfig | FairseqConfig) -> None:
     if not common.fp16 or on_gpu:
         return
     if not HydraConfig.initialized():
-        raise NoGPU(limits.NO_GPU)
+        raise NoGPU(schema.NO_GPU)
     logger.warning("no GPU: common.fp16=false common.cpu=true")
     common.fp16, common.cpu = False, True
 
@@ -75,7 +76,7 @@ def split_over_processes(config: DictConfig) -> None:
             check_product(config, recipe, typed)
             return
         both = f"type {SIZE}=N and {STEPS}=[M], which are of a process"
-        data.batch_size, steps = limits.split_batch(size * steps, processes, size, both)
+        data.batch_size, steps = schema.split_batch(size * steps, processes, size, both)
     except ValueError as error:
         if distributed_utils.is_master(parallel):
             logger.error(error)  # fairseq-train ends without it

@@ -40,12 +40,13 @@ from ..common.adamw import AdamW
 from ..common.blocks import HELD_OUT_SEED
 from ..common.prepared import tokenizer_files
 from ..common.record import STOPPED, write_atomically
+from ..config import FINETUNE
 from ..configuration_tupe import NAMES, TupeConfig
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
 from .data import IGNORED, UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
-from .recipe import FINETUNING, Recipe, adam_betas
 from .run import PARTIAL, Run, keep, publish, put_in_place, seal
+from .settle import Settled, adam_betas
 
 logger = logging.getLogger("tupe.training")
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
@@ -84,7 +85,7 @@ def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False
     return model
 
 
-def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> TrainingArguments:
+def arguments(recipe: Settled, folder: Path, updates: int, gpus: int) -> TrainingArguments:
     """Trainer's. When it logs, validates and saves is up to `Course`."""
     reports = {"tensorboard": recipe["tensorboard_logdir"], "wandb": recipe["wandb_project"]}
     if reports["wandb"]:
@@ -129,10 +130,10 @@ def arguments(recipe: Recipe, folder: Path, updates: int, gpus: int) -> Training
     return args
 
 
-def decay(recipe: Recipe, updates: int) -> Any:
+def decay(recipe: Settled, updates: int) -> Any:
     """Number of updates -> factor of the learning rate: fairseq's polynomial decay, or the constant rate and cool-down
     of `plugin.schedule.ConstantCooldown`. updates: of the whole run."""
-    if recipe.kind is FINETUNING:
+    if recipe.command == FINETUNE:
         (lr,), warmup, total = recipe["lr"], round(recipe["warmup_ratio"] * updates), updates
     else:
         (lr,), warmup, total = recipe["lr"], recipe["warmup_updates"], recipe["total_num_update"]
@@ -177,7 +178,7 @@ class Course(TrainerCallback):
         self.trainer.run.reach(updates)
         control.should_log = last or stop.is_at(updates, recipe["log_interval"])
         due = last or stop.is_at(updates, self.trainer.batches.updates_per_epoch)
-        if recipe.kind is FINETUNING:
+        if recipe.command == FINETUNE:
             control.should_evaluate, control.should_save = due, due and not recipe["no_save"]
         else:
             due |= stop.is_at(updates, recipe["validate_interval_updates"])
@@ -209,7 +210,7 @@ class Training(Trainer):
     unit = math.log(2)
 
     def __init__(
-        self, model: nn.Module, dataset: Dataset, splits: dict[str, Dataset], collate: Callable, recipe: Recipe,
+        self, model: nn.Module, dataset: Dataset, splits: dict[str, Dataset], collate: Callable, recipe: Settled,
         data: Path, longest: int, run: Run, args: TrainingArguments, updates: int, start: int, sizes: Any = None,
     ):  # fmt: skip
         super().__init__(model=model, args=args)
@@ -226,7 +227,7 @@ class Training(Trainer):
         self.sums, self.saves, self.saved = torch.zeros(2, dtype=torch.float64), False, None
         self.passes_left = 0  # of the update that is computed
         names = ("keep_interval_updates", "keep_interval_updates_pattern")
-        self.kept = (1, -1) if recipe.kind is FINETUNING else [recipe[name] for name in names]
+        self.kept = (1, -1) if recipe.command == FINETUNE else [recipe[name] for name in names]
         self.is_best = False  # of the checkpoint to write: whether the run's folder gets its model at once
 
     # ------------------------------------------------------------------------------------------------ of an update
@@ -271,7 +272,7 @@ class Training(Trainer):
     def stop(self) -> None:
         """End training at the last whole update, whose checkpoint a resumed run goes on from. Raises SystemExit."""
         updates, recipe = self.state.global_step, self.recipe
-        saves = recipe.kind is not FINETUNING or not recipe["no_save"]
+        saves = recipe.command != FINETUNE or not recipe["no_save"]
         if saves and self.saved != updates and not stop.is_at_start(updates):
             self._save_checkpoint(self.model, None)
         self.accelerator.wait_for_everyone()  # the first to exit would have torchrun end the one that still saves
@@ -426,7 +427,7 @@ class Training(Trainer):
 
 class Pretraining(Training):
     def __init__(
-        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
+        self, recipe: Settled, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
         start: int,
     ):  # fmt: skip
         masks = {name: recipe[name] for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
