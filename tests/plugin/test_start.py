@@ -21,6 +21,7 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
+from tupe.common.recipes import read as read_recipe
 from tupe.common.record import read
 from tupe.plugin import start
 from tupe.plugin.launch import training_options
@@ -126,11 +127,11 @@ def split(monkeypatch, recipe, processes, *typed):
 @pytest.mark.parametrize("processes", [1, 2, 8, 16, 32])
 @pytest.mark.parametrize("recipe", ALL_RECIPES)
 def test_processes_share_the_batch_of_a_recipe_as_in_tupe(recipe, processes, monkeypatch):
-    values, _ = training_options(recipe, [], ["A:B"], processes, dry_run=True)
+    values = training_options(read_recipe(recipe, []), "A:B", processes, dry_run=True)
     size, steps, held_out = split(monkeypatch, recipe, processes)
-    assert (size, steps) == (values["batch_size"], list(values["update_freq"]))
+    assert (size, steps) == (values["dataset.batch_size"], values["optimization.update_freq"])
     assert size * steps[0] * processes == (32 if recipe in ("finetune", "pretrain_small") else 256)
-    assert held_out == int(values.get("batch_size_valid") or size)
+    assert held_out == int(values.get("dataset.batch_size_valid") or size)
 
 
 @pytest.mark.parametrize("typed, found", [

@@ -1,5 +1,5 @@
-"""The settings of a training as fairseq's configuration, and what a run's record keeps of that: the settings that are not
-the default. What each of ours means there is in `tupe/config.py`."""
+"""The settings of a training as fairseq's configuration, and what a run's record keeps of that: the settings that are
+not the default. What each of ours means there is in `tupe/config.py`."""
 
 import ast
 from collections.abc import Mapping
@@ -26,14 +26,15 @@ PARTS = {"task": TASK_DATACLASS_REGISTRY, "model": MODEL_DATACLASS_REGISTRY}
 PARTS |= {name: known["dataclass_registry"] for name, known in REGISTRIES.items()}
 
 
+DEFAULTS = {f"{name}._name": known["default"] for name, known in REGISTRIES.items()}
+
+
 def dataclasses_of(values: Mapping[str, Any]) -> dict[str, type | None]:
     """{section: the dataclass of fairseq's that says what it holds}; None for a part that is not chosen, or that takes
     its options from a command line."""
-    found = {}
+    chosen, found = {**DEFAULTS, **values}, {}
     for section, own in FairseqConfig.__dataclass_fields__.items():
-        default = REGISTRIES[section]["default"] if section in REGISTRIES else None
-        chosen = values.get(f"{section}._name", default)
-        found[section] = PARTS[section].get(chosen) if section in PARTS else own.type
+        found[section] = PARTS[section].get(chosen.get(f"{section}._name")) if section in PARTS else own.type
     del found["_name"]
     return found
 
@@ -52,6 +53,7 @@ def configuration(values: Mapping[str, Any]) -> DictConfig:
     """What fairseq makes of these settings (a test compares them), without its parser and Hydra's, which take seconds.
     values: {"section.key": value}. Raises ValueError for a section, a key or a value that fairseq does not have."""
     check_parts(values)
+    values = {**{place: name for place, name in DEFAULTS.items() if name is not None}, **values}
     sections = dataclasses_of(values)
     config = OmegaConf.create({"_name": None})
     for section, kind in sections.items():
