@@ -29,10 +29,11 @@ def compose(recipe: str, groups: dict[str, str] | None = None) -> dict[str, Any]
         group, name = ("", entry) if isinstance(entry, str) else next(iter(entry.items()))
         content, package = own, "_global_"
         if name != "_self_":
-            path = CONFIGS / group / f"{(groups or {}).get(group, name)}.yaml"
+            name = (groups or {}).get(group, name)
+            path = CONFIGS / group / f"{name}.yaml"
             if not path.is_file():
                 choices = sorted(path.stem for path in path.parent.glob("*.yaml"))
-                raise ValueError(f"{group}={path.stem} not found{did_you_mean(path.stem, choices)}")
+                raise ValueError(f"{group}={name} not found{did_you_mean(name, choices)}")
             text = path.read_text(encoding="utf-8")
             content, package = yaml.safe_load(text), re.search("^# @package (.+)$", text, re.M)[1]
         for section, part in (content if package == "_global_" else {package: content}).items():
