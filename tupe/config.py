@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, NoReturn
 
 from .model_config import ModelConfig
 from .names import did_you_mean
@@ -21,6 +21,7 @@ BOTH = (PRETRAIN, FINETUNE)
 SEEDS = 2**32 - 1  # numpy's
 MANY = 10**9
 COUNT, UPDATES, SHARE, RATE = (1, MANY), (0, MANY), (0.0, 1.0), (0.0, 100.0)
+PAIR = tuple[float, float]
 TINY = 1e-30  # what is nearer to 0, but not 0, would vanish or overflow in float32 products
 NO_GPU = "--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16"
 
@@ -34,7 +35,7 @@ def option(
     default: Any,
     section: str,
     help: str,
-    range: tuple = (),
+    range: tuple[float, ...] = (),
     *,
     key: str = "",
     none: float | None = None,
@@ -91,7 +92,7 @@ class Training:
     update_freq: list[int] = option([1], "optimization", "Steps of an update, on each GPU.", (1, 10**6))
     clip_norm: float = option(0.0, "optimization", "The norm that gradients are clipped to.", (0.0, 1e6))
     optimizer: str = option("adam", "optimizer", "The optimizer.", key="_name")
-    adam_betas: tuple = option((0.9, 0.999), "optimizer", "Adam's two decay rates.", (0.0, 0.999999))
+    adam_betas: tuple[float, float] = option((0.9, 0.999), "optimizer", "Adam's two decay rates.", (0.0, 0.999999))
     adam_eps: float = option(1e-8, "optimizer", "Adam's epsilon.", (1e-16, 1.0))
     weight_decay: float = option(0.0, "optimizer", "Weight decay.", (0.0, 10.0))
     lr_scheduler: str = option("polynomial_decay", "lr_scheduler", "How the learning rate changes.", key="_name")
@@ -168,7 +169,7 @@ class Option:
     default: Any
     place: str
     help: str
-    range: tuple = ()
+    range: tuple[float, ...] = ()
     none: float | None = None
     choices: tuple[str, ...] = ()
     of: tuple[str, ...] = BOTH
@@ -183,7 +184,7 @@ class Option:
     @property
     def several(self) -> bool:
         """Whether it takes more than one number."""
-        return self.kind in (list[int], list[float], tuple)
+        return self.kind in (list[int], list[float], PAIR)
 
     @property
     def valid(self) -> str:
@@ -195,7 +196,7 @@ class Option:
         least, greatest = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in self.range)
         numbers = f"{least} to {greatest}"
         if self.several:
-            return f"{'two numbers' if self.kind is tuple else 'numbers'} from {numbers}"
+            return f"{'two numbers' if self.kind == PAIR else 'numbers'} from {numbers}"
         return numbers if self.none is None else f"{numbers}, or {self.none:g}"
 
     def convert(self, value: Any) -> Any:
@@ -209,7 +210,7 @@ class Option:
             raise ValueError(f"{self.flag}: unknown value {value!r}{did_you_mean(value, self.choices)}")
         raise ValueError(f"{self.flag} is {shown(value)}; valid: {self.valid}")
 
-    def _converted(self, value):
+    def _converted(self, value: Any) -> Any:
         if self.kind is bool:
             known = {"true": True, "false": False, "1": True, "0": False}
             return known[text] if (text := str(value).lower()) in known else self._refuse()
@@ -222,12 +223,12 @@ class Option:
             return self._number(value)
         numbers = ast.literal_eval(value.strip()) if isinstance(value, str) else value
         numbers = list(numbers) if isinstance(numbers, Iterable) else [numbers]
-        if not numbers or self.kind is tuple and len(numbers) != 2:
+        if not numbers or self.kind == PAIR and len(numbers) != 2:
             self._refuse()
         numbers = [self._number(number) for number in numbers]
-        return str(tuple(numbers)) if self.kind is tuple else numbers
+        return str(tuple(numbers)) if self.kind == PAIR else numbers
 
-    def _number(self, value):
+    def _number(self, value: Any) -> Any:
         kind = int if self.kind in (int, list[int]) else float
         number = kind(value)
         if isinstance(value, bool) or not isinstance(value, str) and value != number:
@@ -238,7 +239,7 @@ class Option:
             self._refuse()
         return number if math.isfinite(number) else self._refuse()
 
-    def _refuse(self):
+    def _refuse(self) -> NoReturn:
         raise ValueError
 
 
@@ -259,20 +260,20 @@ def _options() -> list[Option]:
         about = dict(each.metadata)
         place = f"{about.pop('section')}.{about.pop('key') or each.name}"
         default = about.pop("default")
-        default = str(default) if each.type is tuple else default
+        default = str(default) if each.type == PAIR else default
         found.append(Option(each.name, each.type, default, place, **about))
     for each in fields(ModelConfig):
         free, name = each.metadata["free"], each.metadata["fairseq"] or each.name
-        own, least = {"choices": each.metadata["choices"] or ()}, each.metadata["least"]
-        own |= {"range": (least, each.metadata["greatest"])} if least is not None else {}
+        least, choices = each.metadata["least"], each.metadata["choices"] or ()
+        bounds = () if least is None else (least, each.metadata["greatest"])
         # The structure of a model that is fine-tuned, and its longest input, are the checkpoint's.
         of = BOTH if free else (PRETRAIN,)
         there = (PRETRAIN,) if each.name in ("max_positions", "places") else of
         record = CHANGES if each.name in ("attention", "checkpoint_activations") else IDENTITY
         text, place = each.metadata["help"], f"model.{name}"
         text = f"{text[0].upper()}{text[1:]}."
-        more = {"of": of, "transformers": there, "record": record, **own}
-        found.append(Option(name, each.type, each.default, place, text, **more))
+        of_model = Option(name, each.type, each.default, place, text, bounds, None, choices, of, there, record)
+        found.append(of_model)
     return found
 
 
@@ -294,14 +295,15 @@ def is_number(name: str) -> bool:
 
 def check(name: str, value: Any) -> None:
     """Raise ValueError, with what is valid, for what an option that takes numbers may not be. name: see `named`."""
-    if is_number(name) and "${" not in str(value):
-        named(name).convert(value)
+    known = named(name)
+    if known is not None and known.range and "${" not in str(value):
+        known.convert(value)
 
 
 def check_together(values: Mapping[str, Any]) -> None:
     """Raise ValueError for values that make no sense together. values: {"section.key": value}."""
 
-    def value(name):
+    def value(name: str) -> Any:
         known = OPTIONS[name]
         return values.get(known.place, known.default)
 
@@ -327,7 +329,8 @@ def split_words(words: Iterable[str]) -> list[tuple[str, str | None]]:
     """(name, value) of the words of a command line: ("--lr", "1e-4"), ("--fp16", None), ("model.dropout", "0"), and
     ("~task.mask_prob", None), which takes a value out of the recipe. Raises ValueError for a word that is no part of
     any."""
-    found, words = [], list(words)
+    found: list[tuple[str, str | None]] = []
+    words = list(words)
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")

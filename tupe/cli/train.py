@@ -25,7 +25,7 @@ GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})
 ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
 FURTHER = """They win over the recipe, configs/RECIPE.yaml. Any value of the recipe and any other setting of fairseq is
 given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.restore_file=FILE."""
-METAVARS = {int: " N", float: " X", bool: "", str: " WORD", tuple: " '(X, X)'"}
+METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, X)'"}
 
 
 def rows(command: str, *recipes: str) -> list[tuple[str, str]]:

@@ -81,6 +81,7 @@ def configuration(values: Mapping[str, Any]) -> DictConfig:
 NAMED = ("task", "model", "criterion", "optimizer", "lr_scheduler")
 SECTIONS = ("common", "dataset", "optimization", "checkpoint", "bmuf", "ema", *NAMED)
 LEFT_OUT = {place for place, option in PLACES.items() if option.record == APART} | {"common.user_dir", "task.data"}
+LEFT_OUT -= {"task.glue_task"}  # which records of this engine have named from the first on
 # Of the section on how processes work together, in which all else leaves the numbers as they are.
 DISTRIBUTED = ("ddp_comm_hook", "slowmo_momentum", "slowmo_base_algorithm", "localsgd_frequency")
 RESTORE = "checkpoint.restore_file"
