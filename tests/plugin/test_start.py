@@ -25,7 +25,7 @@ from tupe.common.recipes import read as read_recipe
 from tupe.common.record import read
 from tupe.plugin import start
 from tupe.plugin.launch import training_options
-from tupe.plugin.start import choose_precision, split_over_processes
+from tupe.plugin.start import Refused, choose_precision, split_over_processes
 
 
 def fairseq_train():
@@ -227,3 +227,10 @@ def test_two_processes_of_hydra_train_as_two_of_tupe(data, tmp_path):
     assert [ended(fork_tupe(*tupe, *longer)), ended(fork_tupe(*tupe, *longer, "--micro-batch-size=16"))] == [2, 0]
     one, two = (load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("hydra", "tupe"))
     assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_a_batch_of_fewer_tokens_than_a_sequence_is_refused(data, tmp_path):
+    """Which fairseq begins with, and ends in an AssertionError."""
+    with pytest.raises(Refused, match="--max-tokens is 10: a sequence has 24; valid: at least 24"):
+        train([*pretrain_arguments(data, tmp_path / "run"), "--max-tokens=10"])
+    assert not (tmp_path / "run" / "record.json").exists()

@@ -59,11 +59,14 @@ def split_over_processes(config: DictConfig) -> None:
     and the number of steps are typed. config: the whole configuration.
 
     Raises Refused if there is no such split; if only one of the two is typed, and the batch would not be the recipe's;
-    and for processes of torchrun that would train one by one.
+    for a batch of fewer tokens than a sequence has; and for processes of torchrun that would train one by one.
     """
     data, parallel, steps = config.dataset, config.distributed_training, config.optimization.update_freq[0]
     processes, size = parallel.distributed_world_size, data.batch_size
+    length = (config.get("task") or {}).get("tokens_per_sample") or 0
     try:
+        if data.max_tokens and data.max_tokens < length:  # on which fairseq ends in an AssertionError
+            raise ValueError(f"--max-tokens is {data.max_tokens}: a sequence has {length}; valid: at least {length}")
         if processes == 1 < (others := int(os.environ.get("WORLD_SIZE", "1"))):  # at which fairseq then does not look
             names = "--distributed-world-size, or distributed_training.distributed_world_size of Hydra"
             raise Refused(f"each of torchrun's {others} processes would train on its own: {names}, is 1; give {others}")
