@@ -13,15 +13,16 @@ from pathlib import Path
 
 import click
 
+from tupe import config
 from tupe.checkpoints.files import as_file, save_atomically
 from tupe.checkpoints.stretch import stretch
 from tupe.checkpoints.trained import read_model
-from tupe.common import limits, options
+from tupe.common import options
 from tupe.common.options import ListOf
 from tupe.positions import bounded_schemes
 
 NEXT_SENTENCE = [
-    f"--user-dir={Path(__file__).with_name('next_sentence')}", "task._name=next_sentence",
+    f"common.user_dir={Path(__file__).with_name('next_sentence')}", "task._name=next_sentence",
     "criterion._name=masked_lm_next_sentence",
 ]  # fmt: skip
 
@@ -53,7 +54,7 @@ def command(data, checkpoint, output, lengths, epochs, next_sentence, stretches,
     if len(lengths) != len(epochs) or len(set(lengths)) != len(lengths):
         raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
     for length in lengths:  # before the first of them is trained
-        limits.check("tokens_per_sample", length)
+        config.check("tokens_per_sample", length)
     for length, count in zip(lengths, epochs, strict=True):
         folder = output / f"length{length}"
         if stretches and not dry_run:

@@ -22,7 +22,8 @@ BITS = 1 / math.log(2)  # of a nat
 # What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
 ALLOWED_OPTIONS = (
     "--autocast", "model.autocast", "--position-file", "--gpus", "--cpu", "--micro-batch-size", "--num-workers",
-    "--allocator", "--heartbeat-timeout", "--log-file", "--tensorboard-logdir", "--wandb-project",
+    "--allocator", "distributed_training.heartbeat_timeout", "common.log_file", "--tensorboard-logdir",
+    "--wandb-project",
 )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ class Trial:
             "--arch": with_size(model["arch"], self.size), **chosen,
             "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
             "--autocast": plan.get("autocast", protocol["autocast"]), "common.fp16": "false",  # which GPUs would take
-            "--log-format": "json", "--log-interval": 50, "--num-workers": 1,
+            "common.log_format": "json", "--log-interval": 50, "--num-workers": 1,
             "--long-sentences": "skip",  # as in the committed runs
         }  # fmt: skip
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"

@@ -28,7 +28,7 @@ from tupe.evaluation import order
 from tupe.evaluation.extrapolate import extrapolation
 from tupe.evaluation.loading import HeldOut, text_block
 from tupe.experiments import runner
-from tupe.experiments.grid import parse_options
+from tupe.experiments.grid import options_in
 from tupe.experiments.statistics import first_below, with_interval
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.positions import Positions
@@ -223,7 +223,7 @@ class Standings:
 
 def name_of(position: str, arch: str, further: Sequence[str] = (), cls: str = "tied") -> str:
     """The name that the runs of an encoding get. further: with an option --position-file, its runs are of that text."""
-    files = parse_options(further).get("--position-file")
+    files = options_in(further).get("--position-file")
     about = [position, arch] + [cls] * (cls != "tied") + ([fingerprint(split_files(files))] if files else [])
     digest = hashlib.sha256(" ".join(about).encode()).hexdigest()[:6]  # `a+b` and `a:b` are spelt alike below
     return f"own_{re.sub(r'[^A-Za-z0-9.]+', '_', position)}_{digest}"

@@ -189,18 +189,27 @@ def build_masked_lm(arch="tupe_r_tiny", types=54, **options):
 # ----------------------------------------------------------------------------------------------------------- training
 
 
-def fairseq_arguments(*args, **kwargs):
-    """What `--dry-run` shows of a training."""
+def fairseq_arguments(recipe, overrides, words, processes=1, cuda=True, micro_batch_size=None):
+    """Arguments of fairseq-train that train a recipe: what `--dry-run` shows of a training. words: the data first, then
+    options of `tupe pretrain`, or of fairseq-train alone, which are handed on as they are."""
+    from tupe.common.recipes import read
+    from tupe.config import named, split_words
     from tupe.plugin.launch import training_options, words_of
 
-    return words_of(*training_options(*args, **kwargs))
+    data, *words = words
+    pairs = split_words(words)
+    ours = [(name, value) for name, value in pairs if named(name) or not name.startswith("--")]
+    spelled = [[name if value is None else f"{name}={value}" for name, value in each] for each in (pairs, ours)]
+    settings = read(recipe, [*overrides, *spelled[1]])
+    arguments = words_of(training_options(settings, data, processes, cuda, False, micro_batch_size))
+    return [*arguments, *(word for word in spelled[0] if word not in spelled[1])]
 
 
 def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
     """What `tupe pretrain` passes to fairseq-train, at a size for tests: 6 updates of 4 short sequences an epoch."""
     tiny = ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--log-interval=1", "--max-update=14"]
     tiny += [f"--arch={arch}", "--batch-size=4", "--update-freq=1"]
-    words = [str(data), f"--user-dir={PLUGIN}", f"--save-dir={save_dir}", *tiny, *more]
+    words = [str(data), f"--save-dir={save_dir}", *tiny, *more]
     return fairseq_arguments("pretrain", [], words, processes=processes, cuda=False)
 
 
@@ -215,8 +224,8 @@ def train(arguments, on_step=lambda samples: None):
     from fairseq_cli import train as cli
 
     from tupe.common.stop import stoppable
-    from tupe.plugin.launch import configuration
     from tupe.plugin.run import recorded
+    from tupe.plugin.settings import PARTS, configuration, dataclasses_of
 
     losses, reduce, step = [], Trainer._reduce_and_log_stats, Trainer.train_step
 
@@ -232,7 +241,13 @@ def train(arguments, on_step=lambda samples: None):
 
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
     given = {name: value for name, value in vars(parsed).items() if value is not None}
-    config = configuration(given) or convert_namespace_to_omegaconf(parsed)  # equal; ours takes a sixth of the time
+    parts = {f"{name}._name": given.get(name, given["arch"]) for name in PARTS if name in given or name == "model"}
+    kinds = dataclasses_of(parts)
+    if all(kinds[place.partition(".")[0]] for place in parts):  # equal; this takes a sixth of the time
+        known = [(section, name) for section, kind in kinds.items() if kind for name in kind.__dataclass_fields__]
+        config = configuration({**{f"{s}.{name}": given[name] for s, name in known if name in given}, **parts})
+    else:
+        config = convert_namespace_to_omegaconf(parsed)
     patches = [
         mock.patch.object(Trainer, "_reduce_and_log_stats", record),
         mock.patch.object(Trainer, "train_step", train_step),

@@ -2,7 +2,6 @@
 
 import argparse
 import ast
-import functools
 import importlib
 import json
 import re
@@ -13,13 +12,15 @@ from urllib.parse import unquote
 import click
 import pytest
 import torch
+from fairseq import options
 from helpers import CONFIGS
 from pages import COMMANDS, DOCS, PAGES, ROOT, TOUR, code_of, commands_of
 from test_house import run
 
 from tupe import __version__, cli, positions, schemes_bias
+from tupe.common.recipes import read
+from tupe.config import split_words
 from tupe.encoder import Encoder
-from tupe.plugin.launch import parse
 from tupe.token_positions import TokenPositions
 
 
@@ -50,22 +51,15 @@ def test_a_command_parses(program, words):
         assert value or not parameter.required or "..." in words, f"{parameter.name} is missing"
         if isinstance(value, str) and "$" not in value and not isinstance(parameter.type, click.Path):
             parameter.type.convert(value, parameter, context)
-    # What is left is for fairseq-train, and in a sweep also for the recipe's command.
+    # What is left is for the training, and in a sweep also for the recipe's command.
     further = [word for word in values.get("words") or values.get("common") or () if not word.startswith("$")]
     of_command = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--data", "--checkpoint", "--arch", "--engine"):
         of_command.add_argument(option)
-    further = [word for word in of_command.parse_known_args(further)[1] if not re.match(r"\w+\.\w+=", word)]
-    kind = ["--task=tupe_masked_lm", "--arch=tupe_r"]
-    if name == "finetune" or (name == "sweep" and values.get("recipe", "finetune") == "finetune"):
-        kind = ["--task=glue", "--criterion=glue", "--arch=from_checkpoint", "--lr-scheduler=polynomial_decay_ratio"]
-    parse_once("data", *kind, *further)
-
-
-@functools.cache
-def parse_once(*words):
-    """Most commands have no words for fairseq-train."""
-    parse(list(words))
+    pairs = split_words(of_command.parse_known_args(further)[1])
+    further = [word if value is None else f"{word}={value}" for word, value in pairs if "$" not in str(value)]
+    if program == "tupe" and further and name in ("pretrain", "finetune", "sweep", "compare"):
+        read(values.get("recipe") or {"sweep": "finetune", "compare": "pretrain_small"}.get(name, name), further)
 
 
 @pytest.mark.parametrize("words", shown("fairseq-hydra-train"))
@@ -77,7 +71,8 @@ def test_hydra_finds_what_a_command_names(words):
 
 @pytest.mark.parametrize("words", [case for case in shown("fairseq-train") if "--arch" in case.values[0]])
 def test_fairseq_knows_the_options(words):
-    parse([word.replace("$PWD", str(ROOT)) for word in words])
+    words = [word.replace("$PWD", str(ROOT)) for word in words]
+    options.parse_args_and_arch(options.get_training_parser(), words)
 
 
 def test_every_command_is_in_some_page():

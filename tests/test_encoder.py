@@ -16,8 +16,12 @@ import torch
 import torch.nn.functional as F
 
 from tupe.attention import NORMALISERS, Plain, Prepared
+from tupe.backends import BACKENDS
 from tupe.checkpoints.convert import RELEASED, rename, weights_from_released
 from tupe.encoder import (
+    ACTIVATIONS,
+    BLOCKS,
+    NORMS,
     ClassificationHead,
     Encoder,
     GatedAttentionLayer,
@@ -28,8 +32,9 @@ from tupe.encoder import (
     Shared,
 )
 from tupe.packing import NO_PADDING
-from tupe.positions import Positions
+from tupe.positions import CLS, Positions
 from tupe.schemes import SCHEMES
+from tupe.token_positions import SAMPLINGS
 
 PAD = 1
 REFERENCE = np.load(Path(__file__).parent / "tupe_reference.npz")
@@ -156,6 +161,16 @@ def test_options_are_those_of_the_configuration():
             Encoder(20, 1, **{"layers": 1, wrong: 2})
 
 
+def test_choices_are_what_the_model_has():
+    """`ModelConfig` lists them without torch."""
+    has = {
+        "cls": ("auto", *CLS), "normaliser": NORMALISERS, "block": BLOCKS, "norm": ("auto", *NORMS),
+        "activation": ("auto", *ACTIVATIONS), "places": SAMPLINGS, "attention": ("auto", *BACKENDS),
+    }  # fmt: skip
+    listed = {option.name: option.metadata["choices"] for option in fields(ModelConfig)}
+    assert {name: listed[name] for name in has} == {name: tuple(words) for name, words in has.items()}
+
+
 @pytest.mark.thorough  # mypy reads torch's types
 def test_mypy_checks_the_options(tmp_path):
     right, *wrong = "width=16, dropout=0, cls='tied'", "wdith=16", "width='16'"
@@ -165,7 +180,7 @@ def test_mypy_checks_the_options(tmp_path):
     done = subprocess.run(mypy, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if "error: " in line]
     assert [line.split(":")[1] for line in lines] == ["3", "4"], done.stdout + done.stderr
-    assert 'did you mean "width"' in lines[0] and "expected \"int\"" in lines[1]
+    assert 'did you mean "width"' in lines[0] and 'expected "int"' in lines[1]
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)

@@ -1,34 +1,38 @@
 """BERT-like encoders, of the blocks of 2018 and of today. The encoder never names a scheme: `Positions` computes the
-terms, and every layer receives them. `ModelConfig` is the one list of a model's options.
+terms, and every layer receives them.
 
 B batch, L sequence length, C model width, H heads, D = C / H, N layers; T rows of token-wise work: where there is
 padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), and so it stays outside of attention.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import NORMALISERS, Backend, Batch, Plain, Recorder, attend
-from .backends import BACKENDS, choose
+from .attention import Backend, Batch, Plain, Recorder, attend
+from .backends import choose
 from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
+from .model_config import BLOCK_DEFAULTS, ModelConfig, ModelOptions, names_in
 from .names import cls_beside, did_you_mean
 from .packing import NO_PADDING, Packing, Selection
-from .positions import CLS, Dims, LayerContext, Positions, autocast_device, canonical
-from .schemes import SCHEMES, Table
-from .token_positions import SAMPLINGS, TokenPositions, draw_positions
+from .positions import Dims, LayerContext, Positions, autocast_device
+from .schemes import Table
+from .token_positions import TokenPositions, draw_positions
 from .tracing import is_traced
 
-__all__ = ["Encoder", "ModelConfig", "LMHead", "ClassificationHead", "SpanHead", "of_cls"]
+__all__ = [
+    "Encoder", "ModelConfig", "ModelOptions", "names_in", "BLOCK_DEFAULTS", "LMHead", "ClassificationHead", "SpanHead",
+    "of_cls",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -94,7 +98,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 class Attention(nn.Module):
     """Multi-head self-attention."""
 
-    def __init__(self, dims: Dims, config: "ModelConfig"):
+    def __init__(self, dims: Dims, config: ModelConfig):
         super().__init__()
         self.heads, self.attention_dropout = dims.heads, config.attention_dropout
         bias = config.resolve("linear_bias") != "no"
@@ -115,7 +119,7 @@ class TransformerLayer(nn.Module):
     """Attention and feed-forward block, each followed by dropout and residual sum, with a norm behind the sum (post, as
     BERT) or before the block (pre, as ModernBERT). See `BLOCK_DEFAULTS`."""
 
-    def __init__(self, dims: Dims, config: "ModelConfig"):
+    def __init__(self, dims: Dims, config: ModelConfig):
         super().__init__()
         self.dropout, self.activation_dropout = config.dropout, config.activation_dropout
         self.pre, norm = config.resolve("norm_order") == "pre", NORMS[config.resolve("norm")]
@@ -165,7 +169,7 @@ class GatedAttentionLayer(nn.Module):
 
     head_dim = 128
 
-    def __init__(self, dims: Dims, config: "ModelConfig"):
+    def __init__(self, dims: Dims, config: ModelConfig):
         if config.activation_dropout:
             raise ValueError(f"activation_dropout={config.activation_dropout} has no meaning in a gated attention unit")
         if own := [name for name in BLOCK_DEFAULTS["gau"] if getattr(config, name) != "auto"]:
@@ -205,166 +209,6 @@ class GatedAttentionLayer(nn.Module):
 BLOCKS: dict[str, type[TransformerLayer] | type[GatedAttentionLayer]] = {
     "transformer": TransformerLayer, "gau": GatedAttentionLayer, "modern": TransformerLayer,
 }  # fmt: skip
-BLOCK_DEFAULTS = {  # of what a block is made of, where the option is auto
-    "transformer": {
-        "norm_order": "post", "norm": "layer", "activation": "gelu", "linear_bias": "yes", "embed_norm": "yes",
-        "inner_norms": "no",
-    },
-    "modern": {
-        "norm_order": "pre", "norm": "layer_no_bias", "activation": "geglu", "linear_bias": "no", "embed_norm": "yes",
-        "inner_norms": "no",
-    },
-}  # fmt: skip
-BLOCK_DEFAULTS["gau"] = BLOCK_DEFAULTS["transformer"]
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: Iterable[str] | None = None,
-    free: bool = False,
-    fairseq: str | None = None,
-    hugging_face: str | None = None,
-) -> Any:
-    """A field of `ModelConfig`. choices: the valid values. free: fine-tuning may change it, because it does not define
-    the function that was pre-trained. fairseq, hugging_face: its name there, if it is not the same;
-    hugging_face="": the export has no such option."""
-    metadata = {"choices": choices and tuple(choices), "free": free, "fairseq": fairseq, "hugging_face": hugging_face}
-    return field(default=default, metadata={"help": help, **metadata})
-
-
-@dataclass
-class ModelConfig:
-    """Every option of a model. fairseq's options, what fine-tuning may change, the converters and the export's
-    config.json all follow from this list. Raises ValueError for an unknown choice, a size below 1, a dropout outside of
-    0 to 1, and a value of another type."""
-
-    position: str = option("absolute", f"position schemes joined by '+', from: {', '.join(sorted(SCHEMES))}")
-    cls: str = option(
-        "tied", "untied: logits from and to [CLS] are learned and do not depend on positions; zero: they are 0; auto: "
-        "untied beside the scheme `untied`, else tied", choices=("auto", *CLS), hugging_face="cls_position",
-    )  # fmt: skip
-    normaliser: str = option("softmax", "how logits become attention weights", choices=NORMALISERS)
-    block: str = option(
-        "transformer", "what a layer is. transformer: BERT's; modern: ModernBERT's, with a norm before attention and "
-        "feed-forward block, GeGLU, no biases; gau: gated attention units (their paper's normaliser is relu2)",
-        choices=BLOCKS,
-    )  # fmt: skip
-    # Words, not bools: see `plugin.model.fairseq_fields`.
-    norm_order: str = option(
-        "auto", "norms behind residual sums (post), or before what is added, and one behind the last layer (pre); "
-        "auto, here and below: as in the block's paper", choices=("auto", "post", "pre"),
-    )  # fmt: skip
-    norm: str = option("auto", "layer norm, without bias, without gain and bias; or RMSNorm", choices=("auto", *NORMS))
-    activation: str = option(
-        "auto", "of the feed-forward block; of a GLU, `ffn` is the width behind it", choices=("auto", *ACTIVATIONS)
-    )
-    linear_bias: str = option(
-        "auto", "whether linear layers have biases", choices=("auto", "yes", "no", "attention")
-    )
-    embed_norm: str = option("auto", "whether the embeddings are normalised", choices=("auto", "yes", "no"))
-    inner_norms: str = option(
-        "auto", "further norms behind attention and before the last matrix of the feed-forward block, as LTG-BERT's",
-        choices=("auto", "yes", "no"),
-    )
-    segments: str = option(
-        "none", "learned: a vector for each segment of a pair is added to its tokens", choices=("none", "learned")
-    )
-    layers: int = option(12, "number of layers", fairseq="encoder_layers", hugging_face="num_hidden_layers")
-    width: int = option(768, "model width", fairseq="encoder_embed_dim", hugging_face="hidden_size")
-    ffn: int = option(
-        3072, "width inside the feed-forward block", fairseq="encoder_ffn_embed_dim", hugging_face="intermediate_size"
-    )
-    heads: int = option(12, "attention heads", fairseq="encoder_attention_heads", hugging_face="num_attention_heads")
-    # Free, because fine-tuning takes it from the checkpoint and ignores its recipe.
-    max_positions: int = option(
-        512, "longest sequence in training, [CLS] included", free=True, hugging_face="max_position_embeddings"
-    )
-    places: str = option(
-        "consecutive", "positions in training, of max_positions, which must be more than a block's tokens; random: "
-        "a sorted subset; shifted: from a random one on", choices=SAMPLINGS, free=True, hugging_face="",
-    )  # fmt: skip
-    dropout: float = option(
-        0.1, "dropout after embeddings, attention and feed-forward", free=True, hugging_face="hidden_dropout_prob"
-    )
-    attention_dropout: float = option(
-        0.1, "dropout of attention probabilities", free=True, hugging_face="attention_probs_dropout_prob"
-    )
-    activation_dropout: float = option(0.0, "dropout after the activation", free=True)
-    pooler_dropout: float = option(
-        0.1, "dropout inside classification heads", free=True, hugging_face="classifier_dropout"
-    )
-    layer_norm_eps: float = option(1e-5, "epsilon of every norm (Google's BERT: 1e-12)")
-    attention: str = option(
-        "auto", "how attention is computed; auto: the fastest way here, which is logged", choices=("auto", *BACKENDS),
-        free=True, hugging_face="",
-    )  # fmt: skip
-    checkpoint_activations: bool = option(
-        False, "save memory: compute the inside of layers again in the backward pass", free=True, hugging_face=""
-    )
-
-    def __post_init__(self) -> None:
-        if isinstance(self.position, str):
-            self.position = canonical(self.position)
-            self.cls = cls_beside(self.position) if self.cls == "auto" else self.cls
-        for f in fields(self):
-            value, choices = getattr(self, f.name), f.metadata["choices"]
-            if choices and value not in choices:
-                raise ValueError(f"unknown {f.name} {value!r}; valid: {', '.join(choices)}")
-            if f.type is int and not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{f.name}={value}; valid: 1 or more")
-            if "dropout" in f.name and not (isinstance(value, (int, float)) and 0 <= value <= 1):
-                raise ValueError(f"{f.name}={value}; valid: 0 to 1")
-            kind: Any = f.type  # no string: annotations here are evaluated
-            if not isinstance(value, (int, float) if kind is float else kind):
-                raise ValueError(f"{f.name}={value!r}; valid: {kind.__name__}")
-
-    def resolve(self, name: str) -> str:
-        """An option of the block; where it is auto, as in the block's paper."""
-        word = getattr(self, name)
-        return BLOCK_DEFAULTS[self.block][name] if word == "auto" else word
-
-    def unlike_bert(self) -> dict[str, str]:
-        """The options of the block that are not as BERT's."""
-        berts = BLOCK_DEFAULTS["transformer"]
-        return {name: self.resolve(name) for name, word in berts.items() if self.resolve(name) != word}
-
-
-class ModelOptions(TypedDict, total=False):
-    """The fields of `ModelConfig` once more, as `Encoder` takes them: for editors and type checkers, which read no
-    options out of a dataclass. A test compares the two."""
-
-    position: str
-    cls: str
-    normaliser: str
-    block: str
-    norm_order: str
-    norm: str
-    activation: str
-    linear_bias: str
-    embed_norm: str
-    inner_norms: str
-    segments: str
-    layers: int
-    width: int
-    ffn: int
-    heads: int
-    max_positions: int
-    places: str
-    dropout: float
-    attention_dropout: float
-    activation_dropout: float
-    pooler_dropout: float
-    layer_norm_eps: float
-    attention: str
-    checkpoint_activations: bool
-
-
-def names_in(host: str) -> dict[str, str]:
-    """{option of `ModelConfig`: its name in the host}; host: "fairseq" or "hugging_face"."""
-    names = {f.name: f.metadata[host] for f in fields(ModelConfig)}
-    return {ours: ours if theirs is None else theirs for ours, theirs in names.items() if theirs != ""}
 
 
 class Stack(nn.Module):

@@ -38,7 +38,7 @@ def start(tmp_path_factory):
 
 
 def arguments(data, checkpoint, save_dir, *more):
-    words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={FOLDER}"]
+    words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"common.user_dir={FOLDER}"]
     words += ["--tokens-per-sample=24", "--max-epoch=2", "--lr=[0.001]", "--num-workers=0", "--log-interval=1"]
     overrides = ["dataset.batch_size=4", "optimization.update_freq=[1]", *further.NEXT_SENTENCE[1:]]
     return fairseq_arguments("pretrain_further", overrides, [str(data), *words, *more], cuda=False)
@@ -196,7 +196,7 @@ def test_lengths_follow_each_other(start, tmp_path):
     one, two = printed("--lengths=16,20", "--epochs=3,1", "--next-sentence", "--lr=1e-3").splitlines()
     assert f"--finetune-from-model={start[1]} --tokens-per-sample=16 --max-epoch=3" in one and "--lr=1e-3" in one
     assert f"--finetune-from-model={tmp_path}/run/length16/checkpoint_last.pt --tokens-per-sample=20" in two
-    assert f"--user-dir={FOLDER} task._name=next_sentence" in two
+    assert f"common.user_dir={FOLDER} task._name=next_sentence" in two
 
 
 def test_training_goes_on_in_two_phases_with_next_sentences(start, tmp_path):

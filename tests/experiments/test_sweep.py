@@ -17,7 +17,7 @@ from helpers import finetune, fork, least_checkpoint, wait_until
 
 from tupe.common import record
 from tupe.experiments import report, runner
-from tupe.experiments.grid import Sweep, parse_grid, parse_options
+from tupe.experiments.grid import Sweep, options_in, parse_grid
 from tupe.experiments.sweep import command
 
 STAND_IN = Path(__file__).parents[1] / "stand_in.py"
@@ -129,15 +129,15 @@ def test_a_number_has_one_spelling(tmp_path):
 
 def test_words_are_options_or_overrides():
     words = ["--data", "d", "--fp16", "model.dropout=0", "--lr", "-1", "--betas=(0.9, 0.98)", "+a.b=c", "model=rope"]
-    assert parse_options(words) == {
+    assert options_in(words) == {
         "--data": str(Path("d").resolve()), "--fp16": None, "model.dropout": "0", "--lr": "-1",
         "--betas": "(0.9, 0.98)", "+a.b": "c", "model": "rope",
     }  # fmt: skip
-    words = ["--checkpoint", "m/seed=1", "--log-file", "lr=1.txt", "--amp", "model.dropout=0"]
-    assert list(parse_options(words)) == ["--checkpoint", "--log-file", "--amp", "model.dropout"]
-    assert parse_options(["--checkpoint=/x/a:b/c.pt"])["--checkpoint"] == "/x/a:b/c.pt"
+    words = ["--checkpoint", "m/seed=1", "--restore-file", "lr=1.pt", "--amp", "model.dropout=0"]
+    assert list(options_in(words)) == ["--checkpoint", "--restore-file", "--amp", "model.dropout"]
+    assert options_in(["--checkpoint=/x/a:b/c.pt"])["--checkpoint"] == "/x/a:b/c.pt"
     with pytest.raises(ValueError, match="'DATA' is neither"):
-        parse_options(["--lr=1", "DATA"])
+        options_in(["--lr=1", "DATA"])
 
 
 @pytest.mark.parametrize(

@@ -210,9 +210,9 @@ def test_contradicting_settings_are_refused():
 
 
 def test_a_model_without_positions_for_its_tokens_is_refused():
-    with pytest.raises(ValueError, match="max_positions=0; valid: 1 or more"):
+    with pytest.raises(ValueError, match="max_positions=0; valid: 1 to 1e"):
         build(max_positions=0)
-    with pytest.raises(ValueError, match="max_positions=64; valid: 1 or more"):
+    with pytest.raises(ValueError, match="max_positions='64'; valid: int"):
         ModelConfig(max_positions="64")  # of a config.json
     task = MaskedLMTask(SimpleNamespace(tokens_per_sample=33, seed=1), make_dictionary())
     for arch in ("tupe_r_tiny", "electra_tupe_r_tiny"):

@@ -231,7 +231,8 @@ def test_two_processes_resume_without_a_last_checkpoint(data, tmp_path):
     def start(updates):
         words = [f"--data={data}", f"--output={tmp_path / 'run'}", "--gpus=0", "--nodes=2", "--arch=tupe_r_tiny"]
         words += ["--tokens-per-sample=24", "--batch-size=2", f"--max-update={updates}", "--save-interval-updates=2"]
-        words += ["--no-last-checkpoints", "--num-workers=0", "--warmup-updates=1", f"--master-port={free_port()}"]
+        words += ["checkpoint.no_last_checkpoints=true", "--num-workers=0", "--warmup-updates=1"]
+        words += [f"--master-port={free_port()}"]
         command = [sys.executable, "-m", "tupe", "pretrain", *words]
         both = [subprocess.Popen([*command, f"--node-rank={rank}"], cwd=PLUGIN.parent) for rank in range(2)]
         return [process.wait(240) for process in both]

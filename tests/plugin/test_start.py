@@ -21,10 +21,11 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
+from tupe.common.recipes import read as read_recipe
 from tupe.common.record import read
 from tupe.plugin import start
 from tupe.plugin.launch import training_options
-from tupe.plugin.start import choose_precision, split_over_processes
+from tupe.plugin.start import Refused, choose_precision, split_over_processes
 
 
 def fairseq_train():
@@ -126,11 +127,11 @@ def split(monkeypatch, recipe, processes, *typed):
 @pytest.mark.parametrize("processes", [1, 2, 8, 16, 32])
 @pytest.mark.parametrize("recipe", ALL_RECIPES)
 def test_processes_share_the_batch_of_a_recipe_as_in_tupe(recipe, processes, monkeypatch):
-    values, _ = training_options(recipe, [], ["A:B"], processes, dry_run=True)
+    values = training_options(read_recipe(recipe, []), "A:B", processes, dry_run=True)
     size, steps, held_out = split(monkeypatch, recipe, processes)
-    assert (size, steps) == (values["batch_size"], list(values["update_freq"]))
+    assert (size, steps) == (values["dataset.batch_size"], values["optimization.update_freq"])
     assert size * steps[0] * processes == (32 if recipe in ("finetune", "pretrain_small") else 256)
-    assert held_out == int(values.get("batch_size_valid") or size)
+    assert held_out == int(values.get("dataset.batch_size_valid") or size)
 
 
 @pytest.mark.parametrize("typed, found", [
@@ -226,3 +227,10 @@ def test_two_processes_of_hydra_train_as_two_of_tupe(data, tmp_path):
     assert [ended(fork_tupe(*tupe, *longer)), ended(fork_tupe(*tupe, *longer, "--micro-batch-size=16"))] == [2, 0]
     one, two = (load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("hydra", "tupe"))
     assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_a_batch_of_fewer_tokens_than_a_sequence_is_refused(data, tmp_path):
+    """Which fairseq begins with, and ends in an AssertionError."""
+    with pytest.raises(Refused, match="--max-tokens is 10: a sequence has 24; valid: at least 24"):
+        train([*pretrain_arguments(data, tmp_path / "run"), "--max-tokens=10"])
+    assert not (tmp_path / "run" / "record.json").exists()

@@ -29,7 +29,7 @@ def words(data, folder, *more):
     """Of `tupe pretrain`."""
     given = [f"--data={data}", f"--output={folder}", "--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01"]
     given += ["--warmup-updates=2", *QUIET, "--batch-size=4", "--update-freq=1"]
-    given += ["--gpus=2", "--cpu", "--distributed-backend=gloo", "--ddp-backend=legacy_ddp"]
+    given += ["--gpus=2", "--cpu", "distributed_training.distributed_backend=gloo", "--ddp-backend=legacy_ddp"]
     return [*given, f"--master-port={free_port()}", *more]
 
 

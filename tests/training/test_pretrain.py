@@ -35,11 +35,12 @@ from safetensors.torch import load_file
 import tupe.hf  # noqa: F401
 from tupe.cli import main
 from tupe.common import pace
+from tupe.common.recipes import read as read_recipe
 from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.training import pretrain
-from tupe.training.recipe import read as read_recipe
 from tupe.training.run import STATE, SUMS, checkpoints, newest, seal, set_damaged_aside
+from tupe.training.settle import settle
 
 TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]
 TINY += ["--batch-size=4", "--max-update=14", "--gpus=0", "--allocator=none", "--num-workers=0"]
@@ -570,7 +571,8 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--lr-shrink=0.5"], "--lr-shrink is not known to --engine transformers"),
+        (["--lr-shrink=0.5"], "unknown option --lr-shrink"),
+        (["--stop-at-jump=2"], "task.stop_at_jump is not known to --engine transformers"),
         (["--recipe=pretrain_electra"], "an ELECTRA, which only --engine fairseq does"),
         (["--arch=electra_tupe_r_tiny"], "an ELECTRA, which only --engine fairseq does"),
         (["--optimizer=sgd"], "optimizer._name=sgd: valid with --engine transformers: adam, adamw_fused"),
@@ -588,16 +590,15 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--ddp-backend=fully_sharded"], "--ddp-backend fully_sharded needs"),
         (["--wandb-project=x"], "--wandb-project needs wandb: pip install wandb"),
         (["--tensorboard-logdir", "--seed=9"], "--tensorboard-logdir: expected one argument"),
-        (["--required-batch-size-multiple=8"], "size_multiple is 8; valid with --engine transformers: 1"),
+        (["dataset.required_batch_size_multiple=8"], "size_multiple is not known to --engine transformers"),
         (["common.fp16_init_scale=4"], "common.fp16_init_scale is not known to --engine transformers"),
-        (["dataset.disable_validation=3"], "dataset.disable_validation is 3; valid: true, false"),
-        (["~optimizer.adam_eps"], "taking values out of a recipe is for --engine fairseq"),
+        (["dataset.disable_validation=3"], "--disable-validation is 3; valid: true, false"),
         (["optimization.clip_norm=${optimization.nix}"], "clip_norm=${optimization.nix}: optimization.nix not found"),
         (["optimization.clip_norm=${optimization.clip_norm}"], "clip_norm=${optimization.clip_norm} leads back to"),
-        (["optimization.clip_norm=null"], "optimization.clip_norm is None; valid: float"),
-        (["model.embed_norm=false"], "model.embed_norm is False; valid: a text"),
-        (["--valid-subset="], "dataset.valid_subset is ''; valid: a text"),
-        (["--position="], "model.position is ''; valid: a text"),
+        (["optimization.clip_norm=null"], "--clip-norm is None; valid: 0 to 1e+06"),
+        (["model.embed_norm=false"], "--embed-norm is False; valid: auto, yes, no"),
+        (["--valid-subset="], "--valid-subset is ''; valid: a text"),
+        (["--position="], "--position is ''; valid: a text"),
         (["--arch="], "--arch: unknown value ''"),
         (["--preset="], "model= not found"),
         (["optimization.update_freq=[1.5]"], "--update-freq is [1.5]; valid: numbers from 1"),
@@ -646,6 +647,10 @@ def test_other_processes_in_the_environment_are_refused(data, tmp_path, monkeypa
     assert "WORLD_SIZE=2, --gpus and --nodes make 1: unset it" in refused(data, tmp_path / "run")
 
 
+def settled(recipe, *words):
+    return settle(read_recipe(recipe, words))
+
+
 @pytest.mark.parametrize("processes", [1, 2, 4])
 @pytest.mark.parametrize("words", [
     [], ["dataset.batch_size=12"], ["--batch-size=12"], ["optimization.update_freq=[4]"],
@@ -656,13 +661,12 @@ def test_other_processes_in_the_environment_are_refused(data, tmp_path, monkeypa
 def test_batches_mean_the_same_to_both_engines(recipe, words, processes, data):
     """Of an update, and of the held-out text that is scored."""
     launch = pytest.importorskip("tupe.plugin.launch")
-    overrides, options = ([word for word in words if word.startswith("--") is option] for option in (False, True))
-    arguments = (recipe, [*overrides, "dataset.max_valid_steps=5"])
-    theirs, _ = launch.training_options(*arguments, [str(data), *options], processes, True, True)
-    ours = read_recipe(*arguments, options, processes).values
-    assert ours["dataset.batch_size"] == theirs["batch_size"]
-    assert ours["optimization.update_freq"] == list(theirs["update_freq"])
-    held_out = int(theirs.get("batch_size_valid") or theirs["batch_size"])
+    settings = read_recipe(recipe, [*words, "dataset.max_valid_steps=5"])
+    theirs = launch.training_options(settings, data, processes, dry_run=True)
+    ours = settle(settings, processes).values
+    for place in ("dataset.batch_size", "optimization.update_freq"):
+        assert ours[place] == theirs[place]
+    held_out = theirs.get("dataset.batch_size_valid") or theirs["dataset.batch_size"]
     assert ours["dataset.batch_size_valid"] * ours["dataset.max_valid_steps"] == held_out * processes * 5
 
 
@@ -684,43 +688,44 @@ def test_a_position_replaces_the_architectures_alike_in_both_engines(overrides, 
     from tupe.plugin import launch
     from tupe.plugin.model import spell_names
     from tupe.plugin.pretrained import variant
+    from tupe.plugin.settings import configuration
 
-    values, _ = launch.training_options("pretrain", overrides, [str(data), *options], 1, True, True)
-    theirs = launch.configuration(values).model
+    values = launch.training_options(read_recipe("pretrain", [*overrides, *options]), data, dry_run=True)
+    theirs = configuration(values).model
     spell_names(theirs)
     assert (theirs._name, theirs.position, str(theirs.cls), variant(theirs)) == model
-    ours = read_recipe("pretrain", overrides, options)
+    ours = settled("pretrain", *overrides, *options)
     assert (ours.architecture, ours.model.position, ours.model.cls, ours.variant) == model
     assert ours.values["model.cls"] == ours.model.cls and ("model.cls" in ours.changed()) == ("cls" in model[3])
 
 
 def test_a_reference_is_to_the_value_of_the_architecture():
     overrides = ["model.encoder_ffn_embed_dim=${model.encoder_embed_dim}"]
-    assert read_recipe("pretrain", overrides, ["--arch=bert_a_tiny"]).model.ffn == 128
+    assert settled("pretrain", *overrides, "--arch=bert_a_tiny").model.ffn == 128
 
 
 @pytest.mark.parametrize(
     "overrides, options, message",
     [
-        (["optimization.lr=null"], [], "optimization.lr is None; valid: numbers"),
-        (["optimization.update_freq=null"], [], "optimization.update_freq is None; valid: whole numbers"),
+        (["optimization.lr=null"], [], "--lr is None; valid: numbers"),
+        (["optimization.update_freq=null"], [], "--update-freq is None; valid: numbers"),
         ([], ["--fp16=true", "--amp"], "--fp16 beside --amp or --autocast: give one"),
         (["common.fp16=1"], ["--autocast=bf16"], "--fp16 beside --amp or --autocast: give one"),
-        ([], ["--log-format=%s"], "common.log_format is %s; valid with --engine transformers: simple"),
+        (["common.log_format=%s"], [], "common.log_format is not known to --engine transformers"),
     ],
 )
 def test_values_that_make_no_recipe(overrides, options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        read_recipe("pretrain", overrides, options)
+        settled("pretrain", *overrides, *options)
 
 
 def test_whole_numbers_may_be_written_otherwise():
-    assert read_recipe("pretrain", ["optimization.update_freq=[2.0]"], [])["update_freq"] == [2]
+    assert settled("pretrain", "optimization.update_freq=[2.0]")["update_freq"] == [2]
 
 
 def test_references_are_replaced_inside_of_texts_and_before_batches_are_split():
     words = ["common.tensorboard_logdir=${checkpoint.save_dir}/board", "dataset.batch_size=${optimization.max_update}"]
-    recipe = read_recipe("pretrain_small", words, ["--arch=bert_a_tiny", "--max-update=12", "--save-dir=here"])
+    recipe = settled("pretrain_small", *words, "--arch=bert_a_tiny", "--max-update=12", "--save-dir=here")
     assert recipe["tensorboard_logdir"] == "here/board"
 
 

@@ -1,78 +1,62 @@
-"""The commands that train: pretrain and finetune. torch and fairseq are imported when one of them runs, after
-the memory allocator is chosen."""
+"""The commands that train: pretrain and finetune. torch and fairseq are imported when one of them runs, after its words
+are read and the memory allocator is chosen: a mistake is refused at once."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ..common import console, options
+from .. import config
+from ..common import console, options, record
 from ..common.allocator import use_allocator
-from ..common.architectures import ARCHITECTURES
 from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
-from ..common.prepared import tasks_in
-from ..common.recipes import compose, resolved
-from . import checks
+from ..common.prepared import check_name, tasks_in
+from ..common.recipes import ARCH, Settings, read
+from ..config import FINETUNE, PRETRAIN
+from ..names import schemes_in, unknown_scheme
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"finetune"})
 OWN = "own"  # of configs/glue: any other task
 GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
 ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
-EVERYDAY = {  # options of the recipe that most runs change: the option -> (its place in a recipe, what it is)
-    "--position NAME": ("model.position", "The position encoding; see `tupe list schemes`."),
-    "--lr X": ("optimization.lr", "The highest learning rate."),
-    "--batch-size N": ("dataset.batch_size", "Sequences of an update, on all GPUs together."),
-    "--max-update N": ("optimization.max_update", "The length of the run in updates."),
-    "--max-epoch N": ("optimization.max_epoch", "The length of the run in epochs."),
-    "--warmup-updates N": ("lr_scheduler.warmup_updates", "Updates in which the learning rate rises."),
-    "--warmup-ratio X": ("lr_scheduler.warmup_ratio", "The share of updates in which the rate rises."),
-    "--tokens-per-sample N": ("task.tokens_per_sample", "Tokens of a sequence."),
-    "--mask-prob X": ("task.mask_prob", "The share of the tokens that is predicted."),
-    "--seed N": ("common.seed", "The seed of weights, order, masks and dropout."),
-    "--validate-interval-updates N": ("dataset.validate_interval_updates", "Updates between validations."),
-    "--save-interval-updates N": ("checkpoint.save_interval_updates", "Updates between checkpoints."),
-    "--num-workers N": ("dataset.num_workers", "Processes that load data."),
-    "--autocast bf16": ("model.autocast", "Mixed precision without --fp16, for CPUs that it speeds up."),
-}
-FURTHER = """Any other option of fairseq-train is valid too, and wins over the recipe. So is any value of the recipe
-(configs/RECIPE.yaml), for example model.dropout=0."""
+FURTHER = """They win over the recipe, configs/RECIPE.yaml. Any value of the recipe and any other setting of fairseq is
+given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.restore_file=FILE."""
+METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, X)'"}
 
 
-def everyday(*recipes: str) -> list[tuple[str, str]]:
-    """(option, text with the values of these recipes) of what most runs change."""
-    rows, composed = [], [compose(recipe) for recipe in recipes]
-    for values in composed:
-        values["dataset.batch_size"] *= values["optimization.update_freq"][0]
-        values["optimization.lr"] = values["optimization.lr"][0]
-        if values["model._name"] in ARCHITECTURES:
-            values |= {"model.position": ARCHITECTURES[values["model._name"]][0], "model.autocast": "none"}
-    for option, (place, text) in EVERYDAY.items():
-        found = [f"{resolved(values, place)}" for values in composed if place in values]
-        if len(found) == len(recipes):
-            rows.append((option, f"{text}  [{found[0] if len({*found}) == 1 else '; '.join(found)}]"))
-    return rows
+def rows(command: str, *recipes: str) -> list[tuple[str, str]]:
+    """(option, text with the values of these recipes) of all options of a command."""
+    found, settings = [], [read(recipe, []) for recipe in recipes]
+    for name, known in config.OPTIONS.items():
+        if command in known.of and known.place not in SET_BY_COMMAND[command]:
+            values = [each.batch[0] if name == "batch_size" and each.batch else each[name] for each in settings]
+            shown = ["" if value in (False, "") else f"{value}".strip("[]") for value in values]
+            value = shown[0] if len({*shown}) == 1 else "; ".join(shown)
+            metavar = f" {'|'.join(known.choices)}" if known.choices else METAVARS.get(known.kind, " X")
+            found.append((known.flag + metavar, known.help + (f"  [{value}]" if value else "")))
+    return found
 
 
 class Train(Command):
-    """A command with further words: options of fairseq-train and overrides of the recipe. recipes: those whose values
-    its help shows."""
+    """A command with further words: options of a training, and values of the recipe. recipes: those whose values its
+    help shows."""
 
     def __init__(self, *args, recipes: tuple = (), **kwargs):
         super().__init__(*args, epilog=FURTHER, context_settings={"ignore_unknown_options": True}, **kwargs)
         self.recipes = recipes
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        command = FINETUNE if FINETUNE in self.recipes else PRETRAIN
         with formatter.section(f"Options of the recipe [value of {'; '.join(self.recipes)}]"):
-            formatter.write_dl(everyday(*self.recipes))
+            formatter.write_dl(rows(command, *self.recipes))
         super().format_epilog(ctx, formatter)
 
     def begin(self, ctx: click.Context) -> None:
-        checks.check(ctx.info_name, ctx.params, options.own_options(), bool(options.position_file()))
-        use_allocator(ctx.params.pop("allocator"))
-        super().begin(ctx)
-        checks.check_with_torch(ctx.params)
+        """Files of encodings are run by `start`, when the words are read."""
 
 
 def launcher(function: Callable) -> Callable:
@@ -133,8 +117,12 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     the architecture beside `untied`, and tied beside any other encoding, unless --cls says otherwise.
     """
     chosen = [f"model={preset}"] if preset is not None else []
-    named = [f"--arch={arch}"] if arch is not None else []
-    run(recipe, chosen, [data, f"--save-dir={output}", *named], words, machine, engine)
+    chosen += [f"--arch={arch}"] if arch is not None else []
+    settings = settings_of(PRETRAIN, recipe, chosen, words, {"checkpoint.save_dir": output}, machine)
+    if not machine["dry_run"]:
+        check_data(data, settings)
+        check_folder(output, settings)
+    start(settings, data, machine, engine)
 
 
 @click.command(cls=Train, recipes=("finetune",))
@@ -146,39 +134,147 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or a task of your own, as the paper does. The model is the checkpoint's."""
-    name = task_key(task)
-    overrides = [f"glue={name}"]
+    name, values = task_key(task), {"checkpoint.save_dir": output, "checkpoint.finetune_from_model": checkpoint}
+    chosen = f"glue={name}"
     if name not in GLUE:
         own = [each for each in tasks_in(data) if task_key(each) not in GLUE]
         if name not in map(task_key, own):
             raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *own])}")
-        overrides = [f"glue={OWN}", f"task.glue_task='{next(each for each in own if task_key(each) == name)}'"]
-    with file_of(checkpoint, engine == "transformers" or machine["dry_run"]) as file:
-        arguments = [data, f"--save-dir={output}", f"--finetune-from-model={file}"]
-        run("finetune", overrides, arguments, words, machine, engine)
+        chosen = f"glue={OWN}"
+        values["task.glue_task"] = next(each for each in own if task_key(each) == name)
+    settings = settings_of(FINETUNE, "finetune", [chosen], words, values, machine)
+    if not machine["dry_run"]:
+        check_checkpoint(checkpoint)
+        check_data(data, settings, task)
+    start(settings, data, machine, engine, checkpoint)
 
 
-def file_of(checkpoint: Path, as_it_is: bool) -> AbstractContextManager[Path]:
-    """The file for fairseq to train from, of a Hugging Face folder too; or the checkpoint as it is."""
-    if as_it_is or not checkpoint.is_dir():
+# ------------------------------------------------------------------------------------------------ before torch is there
+
+# What a command sets itself -> the option that says it.
+SET_BY_COMMAND = {
+    PRETRAIN: {"checkpoint.save_dir": "--output", "task.data": "--data"},
+    FINETUNE: {
+        "checkpoint.save_dir": "--output", "task.data": "--data", "checkpoint.finetune_from_model": "--checkpoint",
+        "task.glue_task": "--task", "glue": "--task",
+    },
+}  # fmt: skip
+
+
+def settings_of(
+    command: str, recipe: str, chosen: list[str], words: Iterable[str], values: dict[str, Any], machine: dict
+) -> Settings:  # fmt: skip
+    """What a command was told. chosen, words: by its own options, and beside them; values: {place in the recipe: what
+    the command sets itself}. Raises ValueError for what is unknown, or not valid."""
+    for name, _ in config.split_words(words):
+        known = config.named(name)
+        if given := SET_BY_COMMAND[command].get(known.place if known else name.lstrip("+")):
+            raise ValueError(f"{name}: give {given} instead")
+    words = [*chosen, *options.position_file(), *words]
+    settings = read(recipe, words, [*options.own_options(), *machine["outer_options"]], values)
+    if not settings["position_file"] and "common.user_dir" not in settings.values:
+        check_schemes(str(settings.values.get("model.position", "")))
+    return settings
+
+
+def check_schemes(position: str) -> None:
+    """Raise ValueError for a position encoding that no file of the package registers. Options of encodings are for
+    `positions.parse`, which needs torch."""
+    registered = re.compile(r'^@register\("(\w+)"\)', re.MULTILINE)
+    files = sorted(CONFIGS.parent.glob("schemes*.py"))
+    known = [name for path in files for name in registered.findall(path.read_text(encoding="utf-8"))]
+    for name in schemes_in(position) if position else ():
+        if name not in known:
+            raise ValueError(unknown_scheme(name, position, known, "one of your own also needs --position-file FILE"))
+
+
+def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
+    """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training."""
+    folders = [data] if data.is_dir() else [Path(part) for part in str(data).split(":")]
+    for folder in folders:
+        check_name(folder)
+        if not folder.is_dir():
+            raise ValueError(f"data folder not found: {folder}")
+        if not (folder / "dict.txt").is_file():
+            what = "" if task else "; `tupe prepare corpus` makes one of raw text"
+            raise ValueError(f"{folder} is not a folder of prepared data: it has no dict.txt{what}")
+    if task is not None:
+        if task_key(task) not in map(task_key, there := tasks_in(folders[0])):
+            raise ValueError(f"{folders[0]} has no {task}; prepared there: {', '.join(there) or 'none'}")
+        return
+    validated = () if settings["disable_validation"] else settings["valid_subset"].split(",")
+    for name in (settings["train_subset"], *validated):
+        if not any((folders[0] / file).is_file() for file in (f"{name}.idx", name)):
+            there = ", ".join(sorted(path.stem for path in folders[0].glob("*.idx"))) or "none is prepared there"
+            raise ValueError(f"{folders[0]} has no split {name!r}; valid: {there}")
+
+
+def check_checkpoint(path: Path) -> None:
+    """Raise ValueError for a file that torch cannot have written: a zip archive or a pickle."""
+    if path.is_file():
+        with path.open("rb") as file:
+            head = file.read(2)
+        if head != b"PK" and head[:1] != b"\x80":
+            raise ValueError(f"{path} is no checkpoint: torch did not write it, or it is cut off")
+
+
+def check_folder(folder: Path, settings: Settings) -> None:
+    """Raise ValueError if a folder holds a pre-training of another model, seed or learning rate, BlockingIOError if
+    another process trains in it. The engines compare the rest."""
+    if record.is_locked(folder):
+        raise BlockingIOError(f"another process is training in {folder}")
+    try:
+        earlier = record.read(folder)
+    except ValueError:  # which the engines deal with
+        return
+    if earlier is None or not earlier.started_at:
+        return
+    here = {"seed": settings["seed"], "lr": settings["lr"][0] if len(settings["lr"]) == 1 else earlier.lr}
+    if "model.position" not in settings.given:  # which may be that of another architecture
+        here = {"architecture": settings.values[ARCH], **here}
+    pairs = {name: (getattr(earlier, name), value) for name, value in here.items()}
+    if differing := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
+        raise ValueError(record.another(folder, differing))
+
+
+# -------------------------------------------------------------------------------------------------------------- with it
+
+
+def start(
+    settings: Settings, data: Path, machine: dict, engine: str = "fairseq", checkpoint: Path | None = None
+) -> None:  # fmt: skip
+    """Train. machine: the options of `launcher`; checkpoint: what a fine-tuning starts from."""
+    machine = {name: value for name, value in machine.items() if name != "outer_options"}
+    use_allocator(machine.pop("allocator"))  # starts the process again if torch is not there yet
+    options.run_own_files()
+    check_with_torch(settings, machine)
+    launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
+    as_it_is = checkpoint is None or engine == "transformers" or machine["dry_run"]
+    with console.logged(), nullcontext(checkpoint) if as_it_is else file_of(checkpoint) as file:
+        if file is not None:
+            settings.values["checkpoint.finetune_from_model"] = str(file)
+        launch(settings, data, **machine)
+
+
+def check_with_torch(settings: Settings, machine: dict) -> None:
+    """Raise ValueError for what needs torch to see, but no engine: an option of a position encoding that it does not
+    have, and half precision without a GPU."""
+    if ":" in (position := str(settings.values.get("model.position", ""))):
+        from .. import schemes  # noqa: F401  (registers them)
+        from ..positions import parse
+
+        parse(position)
+    if "common.fp16" in settings.given and not machine["dry_run"]:
+        import torch
+
+        settings.choose_precision(machine["gpus"] != 0 and torch.cuda.is_available())
+
+
+def file_of(checkpoint: Path) -> AbstractContextManager[Path]:
+    """The file for fairseq to train from, of a Hugging Face folder too."""
+    if not checkpoint.is_dir():
         return nullcontext(checkpoint)
     with options.quiet_imports():
-        from ..checkpoints.files import as_file  # only now, for the same reason as in `run`
+        from ..checkpoints.files import as_file
 
     return as_file(checkpoint)
-
-
-def run(
-    recipe: str, overrides: list[str], arguments: list, words: Sequence[str], machine: dict, engine: str = "fairseq"
-) -> None:  # fmt: skip
-    """Sort the further words and train. Words of the form a.b=c are overrides."""
-    # Only now: `use_allocator` starts the process again if torch is not there yet.
-    launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
-
-    own_overrides, further = checks.sort_words(words)
-    overrides = [*overrides, *own_overrides]
-    machine = dict(machine)  # the caller's serves its next run too
-    own = [*options.own_options(), *machine.pop("outer_options")]
-    arguments = [*map(str, arguments), *options.position_file(), *further]
-    with console.logged():
-        launch(recipe, overrides, arguments, own_options=tuple(own), **machine)

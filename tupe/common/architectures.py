@@ -1,13 +1,10 @@
 """The named architectures: what `--arch` and `model._name` know. A name of `OTHER_BLOCKS` has the sizes of its authors,
 where they have such."""
 
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
+from dataclasses import asdict
 
+from ..model_config import FREE, ModelConfig
 from ..names import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, SIZES, cls_beside, did_you_mean, split_size
-
-if TYPE_CHECKING:
-    from ..encoder import ModelConfig
 
 OWN_SIZES = {  # of their authors
     "modernbert": (22, 768, 12, 1152),
@@ -48,21 +45,6 @@ def named(architecture: str, position: str, cls: str) -> str:
     return with_size(of_position.get(position, next(iter(family))), size)
 
 
-def architecture_of(model: "ModelConfig") -> str:
-    """The name of the architecture that differs from a model in the fewest options that define it, of its very size or
-    else base."""
-    from ..encoder import ModelConfig  # only here: it imports torch
-
-    free = {f.name for f in fields(ModelConfig) if f.metadata["free"]}
-
-    def differing(name):
-        other, sizes = asdict(ModelConfig(**preset(name))), {"layers", "width", "heads", "ffn"}
-        wrong = {option for option, value in asdict(model).items() if option not in free and value != other[option]}
-        return len(wrong - sizes), bool(wrong & sizes)
-
-    return min((with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES), key=differing)
-
-
 def names() -> list[str]:
     """All architectures in all sizes."""
     return [with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS, *ELECTRA) for size in SIZES]
@@ -71,3 +53,20 @@ def names() -> list[str]:
 def with_size(name: str, size: str) -> str:
     """("tupe_r", "mini") -> "tupe_r_mini"; base has no suffix."""
     return name if size == "base" else f"{name}_{size}"
+
+
+def plain_options(architecture: str) -> dict:
+    """{option of `ModelConfig`: value} of an architecture as its name says."""
+    return vars(ModelConfig(**preset(architecture)))
+
+
+def architecture_of(model: ModelConfig) -> str:
+    """The name of the architecture that differs from a model in the fewest options that define it, of its very size or
+    else base."""
+
+    def differing(name):
+        other, sizes = plain_options(name), {"layers", "width", "heads", "ffn"}
+        wrong = {option for option, value in asdict(model).items() if option not in FREE and value != other[option]}
+        return len(wrong - sizes), bool(wrong & sizes)
+
+    return min((with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS) for size in SIZES), key=differing)

@@ -23,7 +23,6 @@ from .record import BUSY, FULL
 from .stop import handled
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
-OVERRIDE = re.compile(r"(~|\+{0,2}[A-Za-z_][\w.@]*=)")  # the beginning of section.key=value
 
 
 class NamedPath(click.Path):
@@ -50,10 +49,7 @@ class Command(click.Command):
     def begin(self, ctx: click.Context) -> None:
         """What comes before the command's own function, and whose errors are the command's: the files of
         `tupe --position-file FILE ... COMMAND` are run."""
-        for file in ctx.meta.get(__name__, ()):
-            from ..positions import load_scheme_file  # needs torch, which `tupe --help` does without
-
-            load_scheme_file(file)
+        run_own_files()
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -142,6 +138,14 @@ def _keep_files(ctx, param, values):
 
 def own_files(**options) -> click.Option:
     return click.Option(["--position-file"], multiple=True, expose_value=False, callback=_keep_files, **options)
+
+
+def run_own_files() -> None:
+    """Register the encodings of the files that the running command line names."""
+    for file in click.get_current_context().meta.get(__name__, ()):
+        from ..positions import load_scheme_file  # needs torch, which `tupe --help` does without
+
+        load_scheme_file(file)
 
 
 def position_file() -> list[str]:

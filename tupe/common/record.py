@@ -23,10 +23,10 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
-from fnmatch import fnmatch
 from pathlib import Path
 
 from .. import __version__
+from ..config import may_change
 
 logger = logging.getLogger(__name__)
 
@@ -38,28 +38,7 @@ STALLED = 87  # of training that made no progress for the time that was asked fo
 REFUSED = 2  # of a command that did not begin, because of its options or of what its folder holds
 BUSY = 75  # exit status of a process that found its folder locked by another one (EX_TEMPFAIL)
 
-# Settings of fairseq that may change when a run is resumed: the numbers of its updates do not follow from them. Each
-# change is noted in the record. The budget of pre-training may change too. All other settings tell two runs apart.
-MAY_CHANGE = (
-    # how long, and what is saved, scored and logged meanwhile
-    "optimization.stop_time_hours", "task.stop_at_jump", "checkpoint.save_*", "checkpoint.keep_*", "checkpoint.no_*",
-    "checkpoint.best_*", "checkpoint.maximize_*", "checkpoint.patience", "checkpoint.write_*", "checkpoint.load_*",
-    "checkpoint.checkpoint_*", "dataset.validate_*", "dataset.disable_validation", "common.log_*",
-    "common.no_progress_bar", "common.tensorboard_logdir", "common.wandb_project", "common.azureml_logging",
-    "common.aim_*", "common.profile", "common.reset_logging", "common.suppress_crashes",
-    # where it runs; `optimization.update_freq` is compared times the number of processes
-    "distributed_training.distributed_world_size", "dataset.num_workers", "dataset.data_buffer_size",
-    "dataset.update_epoch_batch_itr", "common.cpu", "common.empty_cache_freq", "common.all_gather_list_size",
-    "common.use_plasma_view", "common.plasma_path", "model.attention", "model.compile", "model.checkpoint_activations",
-    # asked for in so many words: the data from epoch 1 again
-    "checkpoint.reset_dataloader", "checkpoint.reset_meters",
-)  # fmt: skip
 OF_BUDGET = {"lr_scheduler.total_num_update", "lr_scheduler.cooldown_updates"}  # change with it, and not without it
-
-
-def may_change(setting: str) -> bool:
-    """Whether a setting, "section.name", may change when a run is resumed."""
-    return any(fnmatch(setting, pattern) for pattern in MAY_CHANGE)
 
 
 @dataclass

@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 import yaml
 
-from ..common import limits, options, record
+from .. import config
+from ..common import options, record
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, named, split_size, with_size
 from ..common.architectures import preset as preset_of
 from ..common.options import CONFIGS, FOLDER, ListOf, did_you_mean
@@ -22,7 +23,7 @@ from ..common.tables import TextTable
 from ..encoder import ModelConfig
 from ..positions import CLS, Dims, Positions
 from . import runner
-from .grid import Sweep, check_tasks, option_of, parse_options
+from .grid import Sweep, check_tasks, option_of, options_in
 from .sweep import keep_best_checkpoint, write_report
 
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
@@ -34,9 +35,9 @@ def buildable(position: str, arch: str, cls: str | None = None) -> tuple[str, st
     known = ARCHITECTURES | ELECTRA | OTHER_BLOCKS
     if arch not in known:
         raise ValueError(f"--arch {arch}: unknown{did_you_mean(arch, known)}")
-    config = ModelConfig(**{**preset_of(arch), "position": position, **({"cls": cls} if cls else {})})
-    Positions(config.position, Dims(8, 8, 2, 1, 4, 4), config.cls)
-    return named(arch, config.position, config.cls), config.position, config.cls
+    model = ModelConfig(**{**preset_of(arch), "position": position, **({"cls": cls} if cls else {})})
+    Positions(model.position, Dims(8, 8, 2, 1, 4, 4), model.cls)
+    return named(arch, model.position, model.cls), model.position, model.cls
 
 
 def plan_pretraining(
@@ -82,7 +83,7 @@ def plan_fine_tuning(
 def first_fine_tuning(output: Path, glue: Path, tasks: list[str], common: list[str]) -> runner.Job:
     """A fine-tuning whose options can be checked before there is a checkpoint: in a dry run any file is one."""
     words = {"--task": tasks[0], "--data": glue, "--checkpoint": glue / "dict.txt", "--output": output}
-    return runner.Job("fine-tuning", output, runner.tupe("finetune", {**words, **parse_options(common)}))
+    return runner.Job("fine-tuning", output, runner.tupe("finetune", {**words, **options_in(common)}))
 
 
 def find_tasks(data: Path, glue: Path | None, tasks: list[str] | None) -> list[str]:
@@ -154,9 +155,9 @@ def command(
         raise ValueError("nothing to compare: give --position NAME (as often as you like) or --presets A,B")
     tasks, common = find_tasks(data, glue, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch, cls)
-    engine = ["--engine=transformers"] * (parse_options(common).get("--engine") == "transformers")
+    engine = ["--engine=transformers"] * (options_in(common).get("--engine") == "transformers")
     fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
-    for name in parse_options(fine_tuning):
+    for name in options_in(fine_tuning):
         if option_of(name) in ("--task", "--lr", "--seed", "--data", "--checkpoint", "--output"):
             raise ValueError(f"--finetune-options: {name} is set by this command, see --tasks, --lrs and --seeds")
     new = [sweep for sweep in sweeps if not (sweep.output / "sweep.json").exists()]
@@ -164,7 +165,7 @@ def command(
         runner.check(sweep.jobs[0])
     for name, values in {"lr": lrs, "seed": seeds}.items():
         for value in values:
-            limits.check(name, value)
+            config.check(name, value)
     if new and tasks and not engine:  # a typo in these would show after the pre-training
         runner.check(first_fine_tuning(output, glue, tasks, fine_tuning))
     if dry_run:

@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from .. import config
 from ..checkpoints.trained import updates_of
-from ..common import limits, record
-from ..common.options import CONFIGS, OVERRIDE, did_you_mean, split_files, task_key
+from ..common import record
+from ..common.options import CONFIGS, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in
 from . import runner
 from .runner import Job
@@ -29,7 +30,7 @@ READ = ("dict.txt", "train.bin", "train.idx", "train.label", "train-v*.npz", "mo
 @dataclass(frozen=True)
 class Sweep:
     """recipe: name of a file in configs/, such as finetune. grid: {option of its command, or Hydra override with a dot:
-    values}, all as text. common: {option or override: value} of every job, see `parse_options`. keep_best: whether the
+    values}, all as text. common: {option or override: value} of every job, see `options_in`. keep_best: whether the
     best checkpoint of each task is kept; otherwise fine-tuning leaves none. updates: of the common checkpoint when the
     sweep began, None without one. files: {path: fingerprint} of what the runs read then."""
 
@@ -53,7 +54,7 @@ class Sweep:
         recipes = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem.split("_")[0] in COMMANDS)
         if recipe not in recipes:
             raise ValueError(f"unknown recipe {recipe!r}{did_you_mean(recipe, recipes)}")
-        common = parse_options(common)
+        common = options_in(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
         grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}
         updates = None
@@ -75,7 +76,7 @@ class Sweep:
             raise ValueError(f"--grid {', '.join(grid)}: give each option once")
         for name, values in grid.items():
             for value in values:
-                limits.check(name, value)
+                config.check(name, value)
         names = sorted(grid, key=lambda name: (name != "--task", name == "--seed", name))
         grid = {name: grid[name] for name in names}  # folders have the same names whatever the order of the options
         sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best, updates)
@@ -126,7 +127,7 @@ class Sweep:
     def samples(self) -> list:
         """As few jobs as have every value of the grid that only their command can check: `plan` knows numbers, and
         tasks with their data."""
-        known = [name for name in self.grid if limits.knows(name) or name == "--task" and "--data" in self.common]
+        known = [name for name in self.grid if config.is_number(name) or name == "--task" and "--data" in self.common]
         values = {name: values[:1] if name in known else values for name, values in self.grid.items()}
         count = max(map(len, values.values()))
         return [self._job({name: some[n % len(some)] for name, some in values.items()}) for n in range(count)]
@@ -140,10 +141,10 @@ class Sweep:
         if command != self.recipe:
             options["--recipe"] = self.recipe
         if command == "finetune":
-            best = () if self.common.get("--engine") == "transformers" else (
-                "--no-last-checkpoints", "--no-save-optimizer-state"
-            )  # fmt: skip
-            options.update(dict.fromkeys(best if self.keep_best else ("--no-save",)))
+            if not self.keep_best:
+                options["--no-save"] = None
+            elif self.common.get("--engine") != "transformers":
+                options |= {"checkpoint.no_last_checkpoints": "true", "checkpoint.no_save_optimizer_state": "true"}
         return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
 
     def save(self) -> None:
@@ -186,19 +187,10 @@ class Sweep:
 # ---------------------------------------------------------------------------------------------------- words and values
 
 
-def parse_options(words: Iterable[str]) -> dict:
+def options_in(words: Iterable[str]) -> dict:
     """Words of a command line -> {"--name": value, "section.key": value}; a switch has the value None."""
-    options, words = {}, list(words)
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if not equals and name.startswith("--"):
-            follows = words and not words[0].startswith("--")
-            value = words.pop(0) if follows and (limits.takes_value(name) or not OVERRIDE.match(words[0])) else None
-        elif not equals or not (name.startswith("--") or OVERRIDE.match(word)):
-            raise ValueError(f"{word!r} is neither an option (--name value) nor an override (section.key=value)")
-        options[name] = _absolute(name, value) if name in FILES and value else value
-    return options
+    pairs = config.split_words(words)
+    return {name: _absolute(name, value) if name in FILES and value else value for name, value in pairs}
 
 
 def _paths(name, value):
@@ -223,12 +215,12 @@ def parse_grid(texts: Iterable[str]) -> dict:
 
 def _option(name):
     """A name of the grid as it stands on a command line: "max_epoch" -> "--max-epoch", "model.dropout" as it is."""
-    return name if "." in name else limits.option(name.lstrip("-"))
+    return name if "." in name else config.flag(name.lstrip("-"))
 
 
 def option_of(name: str) -> str:
     """The option that a name stands for: "--lr" also for the override "optimization.lr"."""
-    return limits.option(name.rpartition(".")[2]) if "." in name else name
+    return config.flag(name.rpartition(".")[2]) if "." in name else name
 
 
 def _canonical(value):

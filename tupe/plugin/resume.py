@@ -22,6 +22,7 @@ def position_in_epoch(state: dict, num_shards: int, num_batches: int, grouped_sh
     if position == 0 or (old_shards, old_batches) == (num_shards, num_batches):
         return position
     remedy = "resume with the old settings, or begin again at epoch 1 of the data with --reset-dataloader"
+    remedy += " (of `tupe`: checkpoint.reset_dataloader=true)"
     if old_batches != num_batches:
         raise ValueError(
             f"the checkpoint was written in the middle of an epoch of {old_batches} batches, now an epoch has "

@@ -28,9 +28,9 @@ from ..checkpoints.trained import fingerprint
 from ..common import pace
 from ..common import record as records
 from ..common.active import Active, device, status_of
-from ..common.limits import option
 from ..common.record import Record
 from ..common.safe_load import num_updates
+from ..config import flag
 from . import watch
 from .model import load_scheme_files
 from .pretrained import adopt_structure, check_resumable, variant
@@ -194,7 +194,7 @@ class ActiveRun(Active):
             return read_checkpoint(path, mmap=True, trained=self.config.model._name)
         except ValueError as error:
             if restore_file != LAST:
-                raise Refused(f"{option('restore_file')}: {error}") from None
+                raise Refused(f"{flag('restore_file')}: {error}") from None
             return None
 
     def is_saved(self) -> bool:

@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..checkpoints.files import PARTIAL, save_atomically, written_whole
 from ..checkpoints.gate import read_checkpoint
-from ..common.limits import option
 from ..common.record import corruption_in
 from ..common.safe_load import num_updates
+from ..config import flag
 
 logger = logging.getLogger("tupe.launch")
 
@@ -61,7 +61,7 @@ def check_restore(options: Mapping) -> None:
         if path and path != LAST:
             path = path.replace(".pt", f"{options.get('checkpoint_suffix') or ''}.pt")
             if not PathManager.exists(path):
-                given = f"{option(name)} {path}"
+                given = f"{flag(name)} {path}"
                 raise ValueError(f"{given}: no such file; without the option a run resumes its own folder")
 
 

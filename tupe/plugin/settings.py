@@ -1,29 +1,87 @@
-"""What a run's record keeps of fairseq's whole configuration: the settings that are not the default."""
+"""The settings of a training as fairseq's configuration, and what a run's record keeps of that: the settings that are
+not the default. What each of ours means there is in `tupe/config.py`."""
 
-import argparse
 import ast
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import fields as fields_of
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from fairseq import models, registry
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed_utils
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from ..common.options import split_files
+from ..common.options import did_you_mean, split_files
 from ..common.record import fingerprint
+from ..config import APART, PLACES, flag
 from .model import TUNABLE, spell_names
 
-SECTIONS = ("common", "dataset", "optimization", "checkpoint", "bmuf", "ema")  # and what has a name:
+PARTS = {"task": TASK_DATACLASS_REGISTRY, "model": MODEL_DATACLASS_REGISTRY}
+PARTS |= {name: known["dataclass_registry"] for name, known in REGISTRIES.items()}
+
+
+DEFAULTS = {f"{name}._name": known["default"] for name, known in REGISTRIES.items()}
+
+
+def dataclasses_of(values: Mapping[str, Any]) -> dict[str, type | None]:
+    """{section: the dataclass of fairseq's that says what it holds}; None for a part that is not chosen, or that takes
+    its options from a command line."""
+    chosen, found = {**DEFAULTS, **values}, {}
+    for section, own in FairseqConfig.__dataclass_fields__.items():
+        found[section] = PARTS[section].get(chosen.get(f"{section}._name")) if section in PARTS else own.type
+    del found["_name"]
+    return found
+
+
+def check_parts(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a part of training whose name fairseq does not know."""
+    for section, known in PARTS.items():
+        name = values.get(f"{section}._name")
+        if name is not None and name not in known:
+            ours = [word for word in known if section != "model" or known[word].__module__.startswith("tupe.")]
+            said = f"{'--arch' if section == 'model' else flag(section)}: unknown value {name!r}"
+            raise ValueError(f"{said}{did_you_mean(name, ours)}")
+
+
+def configuration(values: Mapping[str, Any]) -> DictConfig:
+    """What fairseq makes of these settings (a test compares them), without its parser and Hydra's, which take seconds.
+    values: {"section.key": value}. Raises ValueError for a section, a key or a value that fairseq does not have."""
+    check_parts(values)
+    values = {**{place: name for place, name in DEFAULTS.items() if name is not None}, **values}
+    sections = dataclasses_of(values)
+    config = OmegaConf.create({"_name": None})
+    for section, kind in sections.items():
+        config[section] = None if kind is None else OmegaConf.structured(kind)
+    for place, value in values.items():
+        section, _, key = place.partition(".")
+        if section not in sections:
+            raise ValueError(f"{place}={value}: no section {section!r}{did_you_mean(section, sections)}")
+        known = [] if sections[section] is None else [field.name for field in fields_of(sections[section])]
+        if key not in known:
+            part = config[section]._name if section in PARTS and known else "fairseq"
+            near = did_you_mean(key, known[1:]) if known else ""
+            raise ValueError(f"{place}={value}: {section} {part} has no such setting{near}")
+        try:
+            config[section][key] = value
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{place}={value}: {str(error).splitlines()[0]}") from None
+    config = OmegaConf.create(OmegaConf.to_container(config, resolve=True, enum_to_str=True))
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+# ------------------------------------------------------------------------------------------------ what a record keeps
+
 NAMED = ("task", "model", "criterion", "optimizer", "lr_scheduler")
-# In a field of the record, or only of one process.
-LEFT_OUT = {
-    "common.seed", "common.user_dir", "dataset.valid_subset", "optimization.max_epoch", "optimization.max_update",
-    "checkpoint.save_dir", "checkpoint.finetune_from_model", "task.data", "task._name", "model._name",
-}  # fmt: skip
+SECTIONS = ("common", "dataset", "optimization", "checkpoint", "bmuf", "ema", *NAMED)
+LEFT_OUT = {place for place, option in PLACES.items() if option.record == APART} | {"common.user_dir", "task.data"}
+LEFT_OUT -= {"task.glue_task"}  # which records of this engine have named from the first on
 # Of the section on how processes work together, in which all else leaves the numbers as they are.
 DISTRIBUTED = ("ddp_comm_hook", "slowmo_momentum", "slowmo_base_algorithm", "localsgd_frequency")
 RESTORE = "checkpoint.restore_file"
@@ -37,17 +95,17 @@ def settings(config: DictConfig) -> dict[str, tuple]:
     run's own folder is no other place to start from than the default, and the structure of a model that starts from a
     checkpoint is that checkpoint's.
     """
-    found = {}
-    for section in SECTIONS + NAMED:
-        values, defaults = config[section], _defaults(section, config[section])
-        values = values if OmegaConf.is_config(values) or values is None else vars(values)
-        for key, default in defaults.items() if values is not None else ():
-            if f"{section}.{key}" not in LEFT_OUT and key in values:
+    found, kinds = {}, dataclasses_of({f"{name}._name": _values(config[name]).get("_name") for name in PARTS})
+    for section in SECTIONS:
+        defaults = _defaults(section, kinds[section])
+        for key, value in _values(config[section]).items():
+            default = defaults.get(key)
+            if f"{section}.{key}" not in LEFT_OUT and (key in defaults or kinds[section] is None):
                 if str(default).startswith("${"):  # the value of another setting
                     default = OmegaConf.select(config, default[2:-1])
-                found[f"{section}.{key}"] = plain(values[key]), plain(default)
+                found[f"{section}.{key}"] = plain(value), plain(default)
     processes = distributed_utils.get_global_world_size()
-    defaults = _defaults("distributed_training", None)
+    defaults = vars(kinds["distributed_training"]())
     for key in DISTRIBUTED:
         found[f"distributed_training.{key}"] = plain(config.distributed_training[key]), plain(defaults[key])
     found["distributed_training.distributed_world_size"] = processes, 1
@@ -69,25 +127,21 @@ def settings(config: DictConfig) -> dict[str, tuple]:
     return found
 
 
-def _defaults(section, values):
-    """{key: default} of the settings of a section; of a part without a dataclass, of its options."""
-    if section not in NAMED:
-        return vars(FairseqConfig.__dataclass_fields__[section].type())
-    name = getattr(values, "_name", None)
-    known = {"task": TASK_DATACLASS_REGISTRY, "model": models.MODEL_DATACLASS_REGISTRY}
-    parts = registry.REGISTRIES.get(section, {"dataclass_registry": known.get(section), "registry": {}})
-    dataclass, part = parts["dataclass_registry"].get(name), parts["registry"].get(name)
-    defaults = {"_name": None}
-    if dataclass is not None:
-        plain_options = dataclass()
-        if section == "model" and hasattr(plain_options, "position"):
-            spell_names(plain_options)
-        defaults |= {key: value for key, value in vars(plain_options).items() if key[0] != "_"}
-    elif hasattr(part, "add_args"):
-        parser = argparse.ArgumentParser(add_help=False)
-        part.add_args(parser)
-        defaults |= {action.dest: action.default for action in parser._actions}
-    return defaults
+def _values(section):
+    """{key: value} of a section; of a part that is not chosen, nothing."""
+    return {} if section is None else dict(section.items() if OmegaConf.is_config(section) else vars(section))
+
+
+def _defaults(section, kind):
+    """{key: default} of a section; of a part without a dataclass, none is known."""
+    if kind is None:
+        return {}
+    defaults = kind()
+    if section == "model" and hasattr(defaults, "position"):
+        spell_names(defaults)
+    return {key: value for key, value in vars(defaults).items() if key[0] != "_"} | (
+        {"_name": None} if section in NAMED else {}
+    )
 
 
 def plain(value: Any) -> Any:

@@ -10,7 +10,8 @@ from hydra._internal.utils import get_args
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from ..common import limits, record
+from .. import config as schema
+from ..common import record
 from ..common.options import CONFIGS
 from ..common.recipes import compose
 
@@ -31,7 +32,7 @@ def under_hydra(config: DictConfig | FairseqConfig) -> bool:
 class NoGPU(ValueError, SystemExit):
     """--fp16 on a CPU. As a SystemExit it is one line of fairseq-train too."""
 
-    code = limits.NO_GPU
+    code = schema.NO_GPU
 
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:
@@ -44,7 +45,7 @@ def choose_precision(config: DictConfig | FairseqConfig) -> None:
     if not common.fp16 or on_gpu:
         return
     if not HydraConfig.initialized():
-        raise NoGPU(limits.NO_GPU)
+        raise NoGPU(schema.NO_GPU)
     logger.warning("no GPU: common.fp16=false common.cpu=true")
     common.fp16, common.cpu = False, True
 
@@ -58,11 +59,14 @@ def split_over_processes(config: DictConfig) -> None:
     and the number of steps are typed. config: the whole configuration.
 
     Raises Refused if there is no such split; if only one of the two is typed, and the batch would not be the recipe's;
-    and for processes of torchrun that would train one by one.
+    for a batch of fewer tokens than a sequence has; and for processes of torchrun that would train one by one.
     """
     data, parallel, steps = config.dataset, config.distributed_training, config.optimization.update_freq[0]
     processes, size = parallel.distributed_world_size, data.batch_size
+    length = (config.get("task") or {}).get("tokens_per_sample") or 0
     try:
+        if data.max_tokens and data.max_tokens < length:  # on which fairseq ends in an AssertionError
+            raise ValueError(f"--max-tokens is {data.max_tokens}: a sequence has {length}; valid: at least {length}")
         if processes == 1 < (others := int(os.environ.get("WORLD_SIZE", "1"))):  # at which fairseq then does not look
             names = "--distributed-world-size, or distributed_training.distributed_world_size of Hydra"
             raise Refused(f"each of torchrun's {others} processes would train on its own: {names}, is 1; give {others}")
@@ -75,7 +79,7 @@ def split_over_processes(config: DictConfig) -> None:
             check_product(config, recipe, typed)
             return
         both = f"type {SIZE}=N and {STEPS}=[M], which are of a process"
-        data.batch_size, steps = limits.split_batch(size * steps, processes, size, both)
+        data.batch_size, steps = schema.split_batch(size * steps, processes, size, both)
     except ValueError as error:
         if distributed_utils.is_master(parallel):
             logger.error(error)  # fairseq-train ends without it

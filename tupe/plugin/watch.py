@@ -2,7 +2,7 @@
 when training stalls. It also estimates the time left.
 
 `ActiveRun` in run.py begins and ends the watch of this process. A loss that is not finite ends every run; the rest is
-asked for with --stop-at-jump LOSS and --heartbeat-timeout SECONDS.
+asked for with --stop-at-jump LOSS and distributed_training.heartbeat_timeout=SECONDS.
 """
 
 import logging

@@ -13,8 +13,8 @@ from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
 from ..modeling_tupe import TupeForSequenceClassification
 from .glue import Examples, collate
 from .loop import Place, Training
-from .recipe import Recipe
 from .run import Run
+from .settle import Settled
 
 
 class ForGlue(TupeForSequenceClassification):
@@ -36,7 +36,7 @@ class ForGlue(TupeForSequenceClassification):
 ForGlue.__name__ = TupeForSequenceClassification.__name__  # what config.json calls it
 
 
-def new_model(recipe: Recipe, task: str) -> ForGlue:
+def new_model(recipe: Settled, task: str) -> ForGlue:
     """The pre-trained model with a new head, whose weights are those that the first engine gives it for this seed."""
     model, glue = recipe.model, TASKS[task]
     labels = dict(enumerate(glue.names))
@@ -62,7 +62,7 @@ class Finetuning(Training):
     unit = 1.0  # nats, or a squared error
 
     def __init__(
-        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, place: Place, updates: int,
+        self, recipe: Settled, data: Path, symbols: list[str], run: Run, place: Place, updates: int,
         start: int,
     ):  # fmt: skip
         self.name = glue_name(recipe["glue_task"], data)

@@ -18,49 +18,47 @@ import click
 import yaml
 
 from ..checkpoints.trained import check_dictionary, read_model
-from ..common import console, limits, pace, record
+from ..common import console, pace, record
 from ..common.active import refuse
 from ..common.blocks import Split, check_split, read_symbols
 from ..common.glue import TASKS, check_glue, glue_name
 from ..common.options import Command, split_files
 from ..common.prepared import check_name
+from ..common.recipes import Settings
 from ..common.record import Record
 from ..common.stop import stoppable
 from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
+from ..config import APART, FINETUNE, PLACES, PRETRAIN
 from ..positions import load_scheme_file
 from .data import Batches, Blocks, fingerprint_of
 from .glue import of_checkpoint
-from .recipe import FINETUNING, PRETRAINING, Recipe, read
 from .run import Run, differences, newest, publish
+from .settle import Settled, settle
 
 logger = logging.getLogger("tupe.training")
 
-# Of the record, in fields of their own, or of no consequence for the numbers.
-LEFT_OUT = {
-    "common.seed", "common.cpu", "optimization.lr", "optimization.max_update", "optimization.max_epoch",
-    "dataset.valid_subset", "checkpoint.save_dir", "checkpoint.finetune_from_model", "checkpoint.no_save",
-    "task.glue_task", "model.position_file",
-}  # fmt: skip
-DEFAULTS = {"engine": "fairseq", **FINETUNING.options, **PRETRAINING.options}
+DEFAULTS = {"engine": "fairseq", **{place: known.default for place, known in PLACES.items()}}
 
 
 def launch(
-    recipe: str, overrides: list, arguments: list, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
-    master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False, own_options: tuple = (),
+    settings: Settings, data: Path, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
+    master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False,
     micro_batch_size: int | None = None, yes: bool = False,
 ) -> None:  # fmt: skip
     """As `tupe.plugin.launch.launch`, through this engine."""
     gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
-    data, *words = arguments
     processes = max(gpus, 1) * nodes
-    plan = {"recipe": recipe, "overrides": list(overrides), "words": words, "processes": processes,
-            "micro_batch_size": micro_batch_size, "data": str(data), "gpus": gpus}  # fmt: skip
-    settled, folder = settle(**plan)
+    plan = {"settings": vars(settings), "data": str(data), "processes": processes,
+            "micro_batch_size": micro_batch_size, "gpus": gpus}  # fmt: skip
+    for file in split_files(settings["position_file"]):
+        load_scheme_file(file)
+    settled = settle(settings, processes, micro_batch_size, gpus)
     if dry_run:
         print(yaml.safe_dump({**settled.values, "model._name": settled.architecture}, sort_keys=True), end="")
         return
     check_name(data)
     about = new_record(settled, Path(data), read_symbols(data), processes)
+    folder = Path(settled["save_dir"]).resolve()
     differences(about, folder, DEFAULTS, processes)  # a folder of another run is refused before anything is started
     plan["yes"] = yes
     if processes == 1:
@@ -70,30 +68,18 @@ def launch(
     run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan, allow_nan=False)])
 
 
-def settle(
-    recipe: str, overrides: list, words: list, processes: int, micro_batch_size: int | None, data: str, gpus: int
-) -> tuple[Recipe, Path]:
-    """(the recipe with everything that the user says, the run's folder). Raises ValueError for what makes no sense."""
-    files = [word.partition("=")[2] for word in words if word.startswith("--position-file=")]
-    for file in (file for value in files for file in split_files(value)):
-        load_scheme_file(file)
-    settled = read(recipe, overrides, words, processes, micro_batch_size)
-    if settled["fp16"] and (not gpus or settled["cpu"]):
-        if "common.fp16" in settled.given:
-            raise ValueError(limits.NO_GPU)
-        settled.values["common.fp16"] = False
-    if settled.kind is PRETRAINING and settled["tokens_per_sample"] > settled["max_positions"]:
-        raise ValueError(
-            f"sequences of {settled['tokens_per_sample']} tokens: the model has {settled['max_positions']} positions"
-        )
-    return settled, Path(settled["save_dir"]).resolve()
-
-
-def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) -> Record:
+def new_record(settled: Settled, data: Path, symbols: list[str], processes: int) -> Record:
     """The record of a run before it begins. Raises ValueError for a split that is not there."""
-    config = {name: value for name, value in settled.changed().items() if name not in LEFT_OUT}
+    same = {
+        "optimizer._name",
+        "criterion._name",
+        "optimization.lr",
+    }  # the first two: by whatever name, the same numbers
+    same |= {"lr_scheduler._name"} if settled.command == FINETUNE else set()
+    config = {place: value for place, value in settled.changed().items() if PLACES[place].record != APART}
+    config = {place: value for place, value in config.items() if place not in same}
     config["optimization.update_freq"] = [steps * processes for steps in settled["update_freq"]]
-    if settled.kind is FINETUNING or not settled["max_valid_steps"]:
+    if settled.command == FINETUNE or not settled["max_valid_steps"]:
         config.pop("dataset.batch_size_valid", None)  # then it makes no difference
     if own := split_files(settled["position_file"]):
         config["model.position_file"] = record.fingerprint(own)
@@ -101,7 +87,7 @@ def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) 
         "architecture": settled.architecture, "variant": settled.variant, "seed": settled["seed"],
         "lr": settled["lr"][0], "dictionary": fingerprint_of(symbols), "config": {"engine": "transformers", **config},
     }  # fmt: skip
-    if settled.kind is FINETUNING:
+    if settled.command == FINETUNE:
         return Record(**about, **of_glue(settled, data))
     splits = settled["valid_subset"].split(",")
     if settled["disable_validation"]:  # what the folder holds is the same run
@@ -118,7 +104,7 @@ def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) 
     return Record(task="masked_lm", budget=budget, splits=splits, **about)
 
 
-def of_glue(settled: Recipe, data: Path) -> dict:
+def of_glue(settled: Settled, data: Path) -> dict:
     """What the record of a fine-tuning says beside that. Raises ValueError for data, or a model, that is not there."""
     name, splits = glue_name(settled["glue_task"], data), settled["valid_subset"].split(",")
     used = (settled["train_subset"], *splits)
@@ -133,7 +119,9 @@ def of_glue(settled: Recipe, data: Path) -> dict:
     }  # fmt: skip
 
 
-def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> None:
+def train(
+    settings: dict, data: str, processes: int, micro_batch_size: int | None, gpus: int, yes: bool = False
+) -> None:  # fmt: skip
     """Train in this process, as one of several if torchrun started it. yes: however long it takes on a CPU.
 
     Raises ValueError for a mistake of the user, BlockingIOError if another process trains in the folder, OSError if the
@@ -146,15 +134,18 @@ def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> 
     from .trackers import check_trackers
 
     check_environment(processes)
-    settled, folder = settle(recipe, processes=processes, data=data, **plan)
-    data, symbols = Path(data), read_symbols(data)
+    settings = Settings(**settings)
+    for file in split_files(settings["position_file"]):
+        load_scheme_file(file)
+    settled = settle(settings, processes, micro_batch_size, gpus)
+    folder, data, symbols = Path(settled["save_dir"]).resolve(), Path(data), read_symbols(data)
     try:
         with stoppable(), pace.told(yes):
             updates = _length(settled, data, symbols, processes)
             check_trackers(settled)
             if settled["ddp_backend"] == "fully_sharded" and processes == 1:
                 raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
-            place = join(plan["gpus"], settled["cpu"], processes)
+            place = join(gpus, settled["cpu"], processes)
             about, on_cpu = new_record(settled, data, symbols, processes), place.device.type == "cpu"
             run = Run(about, folder, place.rank == 0, DEFAULTS, processes, on_cpu)
             place.wait()  # the first has tidied up the folder
@@ -175,11 +166,11 @@ def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> 
             about.versions |= {name: metadata.version(name) for name in ("transformers", "safetensors")}
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint
-                    kind = Finetuning if settled.kind is FINETUNING else Pretraining
+                    kind = Finetuning if settled.command == FINETUNE else Pretraining
                     if run.writes:
                         pace.expect(updates, on_cpu)
                     kind(settled, data, symbols, run, place, updates, start).train(checkpoint)
-                if run.writes and settled.kind is PRETRAINING:
+                if run.writes and settled.command == PRETRAIN:
                     publish(newest(folder)[1], folder)
     except Exception as error:
         refuse(error)
@@ -188,7 +179,7 @@ def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> 
 
 def _length(settled, data, symbols, processes):
     """The number of updates of a run."""
-    epochs, is_pretraining = settled["max_epoch"], settled.kind is PRETRAINING
+    epochs, is_pretraining = settled["max_epoch"], settled.command == PRETRAIN
     updates = is_pretraining and settled["max_update"] or math.inf
     if epochs:
         if is_pretraining:

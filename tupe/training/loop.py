@@ -37,10 +37,11 @@ from ..common.adamw import AdamW
 from ..common.prepared import tokenizer_files
 from ..common.record import STOPPED, write_atomically
 from ..common.safe_load import load_safely
+from ..config import FINETUNE
 from ..positions import parameter_groups
 from .data import UNMASKED, Batches, loader
-from .recipe import FINETUNING, Recipe, adam_betas
 from .run import OPTIMIZER, PARTIAL, STATE, Run, keep, publish, put_in_place, seal
+from .settle import Settled, adam_betas
 from .trackers import trackers
 
 logger = logging.getLogger("tupe.training")
@@ -100,9 +101,9 @@ def parallel(model: nn.Module, place: Place, sharded: bool) -> nn.Module:
 # ------------------------------------------------------------------------------------------------------------ the loop
 
 
-def rate_of(recipe: Recipe, updates: int) -> Callable[[int], float]:
+def rate_of(recipe: Settled, updates: int) -> Callable[[int], float]:
     """Number of updates done -> factor of the learning rate. updates: of the whole run."""
-    if recipe.kind is FINETUNING:
+    if recipe.command == FINETUNE:
         warmup, total = round(recipe["warmup_ratio"] * updates), updates
     else:
         warmup, total = recipe["warmup_updates"], recipe["total_num_update"]
@@ -124,7 +125,7 @@ class Training:
     unit = math.log(2)
 
     def __init__(
-        self, model: nn.Module, dataset: Dataset, splits: dict[str, Dataset], collate: Callable, recipe: Recipe,
+        self, model: nn.Module, dataset: Dataset, splits: dict[str, Dataset], collate: Callable, recipe: Settled,
         data: Path, longest: int, run: Run, place: Place, updates: int, start: int, sizes: Any = None,
     ):  # fmt: skip
         self.recipe, self.run, self.place = recipe, run, place
@@ -148,7 +149,7 @@ class Training:
         self.sums = torch.zeros(2, dtype=torch.float64, device=place.device)  # since logged: losses, and their number
         self.log, self.trackers = [], trackers(recipe, run) if run.writes else []
         self.keeps = (1, -1)
-        if recipe.kind is not FINETUNING:
+        if recipe.command != FINETUNE:
             self.keeps = recipe["keep_interval_updates"], recipe["keep_interval_updates_pattern"]
         self.saved: int | None = None  # the number of updates at the last checkpoint
         self.is_best, self.began = False, time.monotonic()
@@ -221,7 +222,7 @@ class Training:
         """Whether to log, validate and save after this update."""
         recipe, done, last = self.recipe, self.done, self.done == self.updates
         logs, validates = last or stop.is_at(done, recipe["log_interval"]), self.ends_epoch()
-        if recipe.kind is FINETUNING:
+        if recipe.command == FINETUNE:
             return logs, validates, validates and not recipe["no_save"]
         validates = validates or stop.is_at(done, recipe["validate_interval_updates"])
         saves = last or stop.is_at(done, recipe["save_interval_updates"])
@@ -236,7 +237,7 @@ class Training:
 
     def stop(self) -> None:
         """End training at the last whole update, whose checkpoint a resumed run goes on from. Raises SystemExit."""
-        saves = self.recipe.kind is not FINETUNING or not self.recipe["no_save"]
+        saves = self.recipe.command != FINETUNE or not self.recipe["no_save"]
         if saves and self.saved != self.done and not stop.is_at_start(self.done):
             self.save()
         self.place.wait()  # the first to exit would have torchrun end the one that still saves

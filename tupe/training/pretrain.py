@@ -12,8 +12,8 @@ from ..encoder import Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM
 from .data import IGNORED, Blocks, MaskedBlocks, collate, held_out
 from .loop import Place, Training
-from .recipe import Recipe
 from .run import Run
+from .settle import Settled
 
 
 class ForPretraining(TupeForMaskedLM):
@@ -51,7 +51,7 @@ def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False
 
 class Pretraining(Training):
     def __init__(
-        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, place: Place, updates: int,
+        self, recipe: Settled, data: Path, symbols: list[str], run: Run, place: Place, updates: int,
         start: int,
     ):  # fmt: skip
         masks = {name: recipe[name] for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}

@@ -2,8 +2,8 @@
 
 import importlib.util
 
-from .recipe import Recipe
 from .run import Run
+from .settle import Settled
 
 
 class TensorBoard:
@@ -35,7 +35,7 @@ class WeightsAndBiases:
         self.wandb.finish()
 
 
-def trackers(recipe: Recipe, run: Run) -> list:
+def trackers(recipe: Settled, run: Run) -> list:
     """The programs that a run reports to. Raises ValueError for one that is not installed."""
     found: list = []
     if folder := recipe["tensorboard_logdir"]:
@@ -45,7 +45,7 @@ def trackers(recipe: Recipe, run: Run) -> list:
     return found
 
 
-def check_trackers(recipe: Recipe) -> None:
+def check_trackers(recipe: Settled) -> None:
     """Raise ValueError for a program to report to that is not installed."""
     for option, name in (("wandb_project", "wandb"), ("tensorboard_logdir", "tensorboardX")):
         if recipe[option] and importlib.util.find_spec(name) is None:

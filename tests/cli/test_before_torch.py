@@ -1,4 +1,4 @@
-"""What is refused before torch and fairseq are imported, and that nothing valid is."""
+"""What the commands that train refuse before torch and an engine are imported."""
 
 import json
 import shutil
@@ -9,7 +9,8 @@ import zipfile
 import pytest
 from helpers import PLUGIN, write_data
 
-from tupe.cli import checks
+from tupe.cli.train import check_folder, check_schemes
+from tupe.common.recipes import read
 from tupe.schemes import SCHEMES
 
 PROGRAM = """
@@ -54,8 +55,10 @@ MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + " --data={}/data --preset ropee": "model=ropee not found; did you mean 'rope'?",
     PRETRAIN + " --data={}/data --lr abc": "--lr is abc; valid: numbers from 0 to 100",
     PRETRAIN + " --data={}/data --engine transformers --lr abc": "--lr is abc; valid: numbers from 0 to 100",
-    PRETRAIN + " --data={}/data optimization.max_updat=5": "did you mean 'max_update'?",
-    PRETRAIN + " --data={}/data optimisation.max_update=5": "no section 'optimisation'; did you mean 'optimization'?",
+    PRETRAIN + " --data={}/data --heartbeat-timeout=9": "settings of fairseq's own: SECTION.KEY=VALUE",
+    PRETRAIN + " --data={}/data --engine=transformers --max-updat=5": "did you mean '--max-update'?",
+    PRETRAIN + " --data={}/data --max-tokens 10": "--max-tokens is 10: a sequence has 128; valid: at least 128",
+    PRETRAIN + " --data={}/data --valid-subset=dev": "has no split 'dev'; valid: train, valid",
     PRETRAIN + " --data={}/data model.dropout=2": "--dropout is 2; valid: 0 to 0.99",
     FINETUNE + " --data={}/data": "has no RTE; prepared there: none",
     FINETUNE + " --data={}/data --checkpoint={}/raw/a.txt": "is no checkpoint: torch did not write it",
@@ -90,7 +93,8 @@ def test_a_mistake_is_refused_before_torch_is_imported(words, folder, refusals):
     ("word", "said"),
     [
         pytest.param(
-            "--position=untied+alibi:slop:2", "unknown option 'slop' of alibi in 'untied+alibi:slop:2'",
+            "--position=untied+alibi:slop:2",
+            "unknown option 'slop' of alibi in 'untied+alibi:slop:2'",
             marks=pytest.mark.thorough,
         ),
         ("--fp16", "--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16"),
@@ -114,58 +118,9 @@ def test_a_folder_of_another_run_is_refused_before_torch_is_imported(folder):
     )
     there = "architecture tupe_r_tiny there, tupe_r here; seed 1 there, 2 here; lr 0.001 there, 0.002 here"
     assert f"{run} holds another run ({there})" in done.stderr
-    values = {"options": {}, "overrides": {"model._name": "tupe_r_tiny"}, "arch": None}
-    checks.check_folder(run, "pretrain_small", **values)  # the same run
+    check_folder(run, read("pretrain_small", ["model._name=tupe_r_tiny"]))  # the same run
     shutil.rmtree(run)
 
 
-PARTS = {
-    "tupe_masked_lm": ["--arch=tupe_r", "--criterion=masked_lm", "--optimizer=adam", "--lr-scheduler=polynomial_decay"],
-    "continued_lm": [
-        "--arch=electra_tupe_r",
-        "--criterion=electra",
-        "--optimizer=adamw_fused",
-        "--lr-scheduler=cosine",
-    ],
-    "masked_lm": ["--arch=tupe_r", "--criterion=masked_lm", "--optimizer=lamb", "--lr-scheduler=constant_cooldown"],
-    "glue": ["--arch=from_checkpoint", "--criterion=glue", "--optimizer=composite", "--lr-scheduler=tri_stage"],
-}
-
-
-@pytest.mark.parametrize("task", PARTS)
-def test_every_option_of_our_runs_is_known(task):
-    """The files name all that the parsers take: nothing valid is refused."""
-    pytest.importorskip("fairseq")
-    from tupe.plugin.launch import parse
-
-    parser, _ = parse(["data", f"--task={task}", *PARTS[task]])
-    assert not parser.allow_abbrev
-    words = [word for word in parser._option_string_actions if word.startswith("--")]
-    found = {*dict(checks.options_in(words)), *(action.dest for action in parser._actions if action.option_strings)}
-    assert len(found) > 150 and sorted(found - checks.known_options()) == []
-    assert not {"max_updat", "arhc", "prest", "batchsize"} & checks.known_options(everywhere=True)
-
-
-def test_every_architecture_of_fairseq_is_known():
-    pytest.importorskip("fairseq")
-    from fairseq import models
-
-    from tupe.plugin import compat  # noqa: F401
-
-    theirs = [name for name, model in models.ARCH_MODEL_REGISTRY.items() if model.__module__.startswith("fairseq.")]
-    assert len(theirs) > 50 and [name for name in theirs[::9] if not checks.is_of_fairseq(name)] == []
-    assert {name for name in models.ARCH_MODEL_REGISTRY if name not in theirs} <= {*checks.OURS}
-    assert not checks.is_of_fairseq("tupe_rr")
-
-
 def test_every_encoding_is_known():
-    checks.check_schemes("+".join(f"{name}:layer" for name in SCHEMES))
-
-
-@pytest.mark.parametrize(
-    "words", ["--criterion masked_lm", "task.mask_prob=0.2", "+model.dropout=0", "--user-dir=mine --any"]
-)
-def test_what_is_left_to_the_engines(words, folder):
-    pytest.importorskip("fairseq")
-    values = {"words": words.split(), "dry_run": True, "outer_options": [], "recipe": "pretrain"}
-    checks.check("pretrain", values, [], False)
+    check_schemes("+".join(f"{name}:layer" for name in SCHEMES))
