@@ -29,7 +29,7 @@ from transformers import (
 import tupe.hf  # noqa: F401  (the Auto classes know our models)
 from tupe.common import options, record
 from tupe.encoder import ModelConfig
-from tupe.training.glue import of_checkpoint
+from tupe.training.pretrained import of_checkpoint
 from tupe.training.recipe import architecture_of, config_of, plain_options
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT

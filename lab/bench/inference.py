@@ -17,9 +17,9 @@ from fairseq.data import data_utils
 from torch import Tensor
 
 from tupe.common import options
-from tupe.common.glue import TASKS, glue_name
 from tupe.common.options import Command, ListOf
 from tupe.common.record import command_line
+from tupe.data.glue import TASKS, glue_name
 from tupe.plugin.glue import Pairs
 from tupe.plugin.pretrained import load_dictionary
 

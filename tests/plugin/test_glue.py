@@ -17,13 +17,13 @@ from helpers import compose, fairseq_arguments, finetune, free_port, official_fo
 
 from tupe.checkpoints import convert
 from tupe.checkpoints.export import export
-from tupe.common.glue import TASKS, check_glue, glue_name, score
 from tupe.common.record import read
 from tupe.corpus import glue as glue_data
+from tupe.data.examples import Examples, collate
+from tupe.data.glue import TASKS, check_glue, glue_name, score
 from tupe.evaluation.predict import predict_glue, zip_submission
 from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.glue import Pairs
-from tupe.training.glue import Examples, collate
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,11 +22,11 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..common import options
-from ..common.glue import Glue
 from ..common.options import FILE, Command
 from ..common.record import write_together
 from ..common.safe_load import load_safely, read_config, tensors_of
 from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, with_our_ids
+from ..data.glue import Glue
 from ..encoder import PARTS, LMHead, ModelConfig, names_in
 from ..plugin.gate import read_checkpoint
 from ..plugin.model import NAMES

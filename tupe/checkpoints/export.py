@@ -14,10 +14,10 @@ import click
 
 from ..common import options as choices
 from ..common import record
-from ..common.glue import TASKS, glue_name, range_of
 from ..common.options import FOLDER, Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..common.safe_load import num_updates
+from ..data.glue import TASKS, glue_name, range_of
 from ..encoder import names_in
 from ..positions import parse
 from ..schemes import SCHEMES

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from ..checkpoints.folders import config_of
-from ..common.blocks import Split
 from ..common.options import quiet_imports
+from ..data.splits import Split
 from .model import HeldOut, Model
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ..common import record
-from ..common.blocks import HELD_OUT_SEED, read_symbols
 from ..common.safe_load import from_folder
+from ..data.blocks import BOS, EOS, IGNORED, PAD, Blocks, MaskedBlocks, pad
+from ..data.splits import HELD_OUT_SEED, read_symbols
 from ..text import TextEncoder
-from ..training.data import BOS, EOS, IGNORED, PAD, Blocks, MaskedBlocks, pad
 from ..training.recipe import PRETRAINING
 
 

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from ..common.blocks import Split
 from ..common.options import FOLDER, QuietCommand, output, seed
 from ..common.record import write_atomically
 from ..common.tables import TextTable
+from ..data.splits import Split
 from ..normaliser import UNSPACED
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods

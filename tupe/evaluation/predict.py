@@ -10,9 +10,9 @@ import torch
 
 from ..checkpoints.folders import config_of
 from ..common import record
-from ..common.glue import TASKS, check_glue, glue_name, own_task, read_targets, score
 from ..common.options import QuietCommand, data, output, quiet_imports, shorten_list
 from ..common.record import write_atomically
+from ..data.glue import TASKS, check_glue, glue_name, own_task, read_targets, score
 from .loading import load_model, split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5. A task with
@@ -111,9 +111,10 @@ def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Cal
 
     from ..common.safe_load import from_folder
     from ..configuration_tupe import TupeConfig
+    from ..data.blocks import PAD, UNMASKED
+    from ..data.examples import Examples, collate
     from ..modeling_tupe import TupeForSequenceClassification
-    from ..training.data import PAD, UNMASKED
-    from ..training.glue import Examples, check_vocabulary, collate
+    from ..training.pretrained import check_vocabulary
 
     config = TupeConfig(**config_of(folder))
     glue, about = TASKS[name], record.read(folder) or record.read(Path(folder).parent)

@@ -15,8 +15,8 @@ from scipy.stats import pearsonr
 from ..checkpoints.folders import contents_of, updates_of
 from ..common import record
 from ..common.architectures import split_size
-from ..common.blocks import Split
-from ..common.glue import TASKS, score
+from ..data.glue import TASKS, score
+from ..data.splits import Split
 from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
 from .runs import Model

@@ -1,4 +1,4 @@
-"""A fairseq task and criterion for GLUE, whose tasks and scores are in `tupe.common.glue`.
+"""A fairseq task and criterion for GLUE, whose tasks and scores are in `tupe.data.glue`.
 
 B batch, L length of a pair of sentences with its special tokens, K classes (1 for a regression).
 """
@@ -27,8 +27,8 @@ from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import II, MISSING, DictConfig
 
-from ..common.glue import TASKS, check_glue, glue_name, lengths, own_task, read_targets, score, write_predictions
 from ..common.options import shorten_list
+from ..data.glue import TASKS, check_glue, glue_name, lengths, own_task, read_targets, score, write_predictions
 from .criterion import count_tokens
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
 

@@ -23,13 +23,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..common import limits
 from ..common.architectures import ELECTRA, split_size
-from ..common.blocks import check_split, parts_of, read_symbols
-from ..common.glue import check_glue, glue_name
 from ..common.limits import option, split_batch
 from ..common.options import did_you_mean, split_files
 from ..common.prepared import check_name, tasks_in
 from ..common.recipes import check_preset, compose, value_of
 from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
+from ..data.glue import check_glue, glue_name
+from ..data.splits import check_split, parts_of, read_symbols
 from ..encoder import Encoder
 from ..names import cls_beside
 from ..positions import load_scheme_file

@@ -26,7 +26,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from omegaconf import DictConfig
 
-from ..common.blocks import HELD_OUT_SEED, check_split, cut_long, parts_of
+from ..data.splits import HELD_OUT_SEED, check_split, cut_long, parts_of
 from ..text import read_dictionary
 from .run import RecordedTask, RecordedTaskConfig
 

@@ -8,13 +8,13 @@ from torch import Tensor
 from transformers import TrainingArguments
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from ..common.glue import TASKS, glue_name, score, write_predictions
 from ..common.options import shorten_list
 from ..common.safe_load import from_folder, read_config
 from ..configuration_tupe import NAMES, TupeConfig
+from ..data.examples import Examples, collate
+from ..data.glue import TASKS, glue_name, score, write_predictions
 from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
 from ..modeling_tupe import TupeForSequenceClassification
-from .glue import Examples, collate
 from .pretrain import Training
 from .recipe import Recipe
 from .run import Run

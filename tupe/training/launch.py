@@ -20,16 +20,16 @@ import yaml
 
 from ..common import console, limits, pace, record
 from ..common.active import refuse
-from ..common.blocks import Split, check_split, read_symbols
-from ..common.glue import TASKS, check_glue, glue_name
 from ..common.options import Command, split_files
 from ..common.prepared import check_name
 from ..common.record import Record
 from ..common.stop import stoppable
 from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
+from ..data.blocks import Batches, Blocks, fingerprint_of
+from ..data.glue import TASKS, check_glue, glue_name
+from ..data.splits import Split, check_split, read_symbols
 from ..positions import load_scheme_file
-from .data import Batches, Blocks, fingerprint_of
-from .glue import check_vocabulary, of_checkpoint
+from .pretrained import check_vocabulary, of_checkpoint
 from .recipe import FINETUNING, PRETRAINING, Recipe, read
 from .run import Run, differences, newest, publish
 

@@ -37,13 +37,13 @@ from transformers.utils.logging import disable_progress_bar
 from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
 from ..common import pace, stop
 from ..common.adamw import AdamW
-from ..common.blocks import HELD_OUT_SEED
 from ..common.prepared import tokenizer_files
 from ..common.record import STOPPED, write_atomically
 from ..configuration_tupe import NAMES, TupeConfig
+from ..data.blocks import IGNORED, UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
+from ..data.splits import HELD_OUT_SEED
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
-from .data import IGNORED, UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
 from .recipe import FINETUNING, Recipe, adam_betas
 from .run import PARTIAL, Run, keep, publish, put_in_place, seal
 

@@ -1,5 +1,4 @@
-"""Prepared tasks of GLUE as examples in batches, and what a run's record says of one, for the second engine. The
-batches are those of the first."""
+"""Prepared tasks of GLUE as examples in batches."""
 
 from pathlib import Path
 
@@ -7,11 +6,9 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ..common import record
-from ..common.blocks import Split, read_symbols
-from ..common.glue import check_glue, lengths, read_targets
-from ..common.safe_load import read_config
-from .data import BOS, EOS, PAD, UNMASKED
+from .blocks import BOS, EOS, PAD, UNMASKED
+from .glue import check_glue, lengths, read_targets
+from .splits import Split
 
 
 class Examples(Dataset):
@@ -51,23 +48,3 @@ def collate(items: list[tuple]) -> dict:
         ids[row, : len(some)] = some
     labels = torch.tensor([target for target in targets if target is not None])
     return {"input_ids": torch.from_numpy(ids), "labels": labels, "num_tokens": sum(map(len, tokens)), "rows": rows}
-
-
-def check_vocabulary(checkpoint: str, data: Path) -> None:
-    """Raise ValueError unless the data of a task was prepared with the model's dictionary."""
-    ours, theirs = map(read_symbols, (data, checkpoint))
-    if (types := read_config(Path(checkpoint, "config.json"))["vocab_size"]) != len(theirs):
-        raise ValueError(f"{checkpoint}/dict.txt makes {len(theirs)} types, the model has {types}: another model's")
-    if ours != theirs:
-        raise ValueError(f"{data} was prepared with another vocabulary than {checkpoint}: their dict.txt differ")
-
-
-def of_checkpoint(folder: str) -> dict:
-    """What a run's record says of the folder that it starts from."""
-    weights = [path for path in sorted(Path(folder).iterdir()) if path.suffix in (".safetensors", ".bin")]
-    if not weights:
-        raise ValueError(f"{folder} holds no model: it has no model.safetensors")
-    return {
-        "pretrained": str(Path(folder).resolve()), "pretrained_updates": record.updates_of(folder),
-        "pretrained_weights": record.fingerprint(weights),
-    }  # fmt: skip

@@ -5,9 +5,9 @@ import pytest
 import torch
 from helpers import fairseq_task, split_documents, write_data
 
-from tupe.common.blocks import read_symbols
-from tupe.training import data as training_data
-from tupe.training.data import IGNORED, PAD, Batches, Blocks, MaskedBlocks, collate, held_out, loader
+from tupe.data import blocks as training_data
+from tupe.data.blocks import IGNORED, PAD, Batches, Blocks, MaskedBlocks, collate, held_out, loader
+from tupe.data.splits import read_symbols
 
 LENGTH = 20
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..common.blocks import HELD_OUT_SEED, Split, cut_long, parts_of
 from ..text import MASK, TextEncoder
+from .splits import HELD_OUT_SEED, Split, cut_long, parts_of
 
 BOS, PAD, EOS = 0, 1, 2
 IGNORED = -100
