@@ -131,7 +131,7 @@ def test_what_a_run_leaves_behind(whole, data):
     assert updates_of(whole) == 14
     assert names == weights | {"lock", "record.json", "train.log"}
     record = read(whole)
-    assert record.state == "finished" and record.config["engine"] == "transformers" and record.scores[-1]["best"]
+    assert record.state == "finished" and record.config["engine"] == "transformers" and record.scores[0]["best"]
     assert {"transformers", "accelerate"} <= record.versions.keys()
     assert (whole / "dict.txt").read_bytes() == (data / "dict.txt").read_bytes()
 

@@ -1,28 +1,24 @@
-"""Prepared text -> masked blocks in batches: those of fairseq's tasks, without fairseq.
+"""Prepared text -> FULL-SENTENCES blocks (Liu et al., 2019), whose borders are found once and then stay on the disk.
 
-Blocks, their order and their batches are those of the first engine, and the masks too. All of it follows from the seed,
-the epoch and the block: nothing depends on the number of data workers or processes, and nothing has to be stored to
-resume a run.
-
-B batch, L sequence length, V vocabulary, n masked tokens.
+L sequence length.
 """
 
+import fcntl
 import hashlib
-import math
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from ..text import MASK, TextEncoder
-from .splits import HELD_OUT_SEED, Split, cut_long, parts_of
+from ..text import word_marks
+from .splits import Split
 
 BOS, PAD, EOS = 0, 1, 2
-IGNORED = -100
-UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing is predicted
+CHUNK = 2**20  # sentences that are looked at together
+SMALL = 2**26  # tokens of a split whose borders are found in a second or two, and kept in memory
+KEY = 32  # bytes before the borders in a file
 
 
 def fingerprint_of(symbols: list[str]) -> str:
@@ -31,158 +27,162 @@ def fingerprint_of(symbols: list[str]) -> str:
 
 
 class Blocks:
-    """A split as FULL-SENTENCES blocks: `<s>` and whole sentences, as many as fit into `length` tokens. Sentences that
-    do not fit are cut between words, and blocks without text are left out, as by the task `tupe_masked_lm`.
+    """Splits as blocks: `<s>` and whole sentences, as many as fit into `length` tokens; each split begins a new one.
 
-    sizes [blocks]: numbers of tokens. Raises ValueError for a split that is not there or not whole.
+    Sentences that do not fit are cut between words, and blocks without text are left out; with cut=False they are left
+    out themselves, as by fairseq's `masked_lm`. Item i is block i. prefixes: of the splits. Raises ValueError for one
+    that is not there or not whole, or has no block.
     """
 
-    def __init__(self, prefix: str | Path, length: int, symbols: list[str]):
-        if len(parts_of(str(prefix))) > 1:
-            raise ValueError(f"{prefix} is in several parts, which only --engine fairseq reads")
-        split, room = Split(prefix, len(symbols)), length - 1
-        self.tokens = split.tokens
-        _, _, sizes = cut_long(split.sizes, split.__getitem__, room, symbols)
-        ends, borders = np.cumsum(sizes), []  # of the parts; borders: (first part, first part of the next block)
-        while (first := borders[-1][1] if borders else 0) < len(sizes):
-            limit = (ends[first - 1] if first else 0) + room
-            borders.append((first, int(np.searchsorted(ends, limit, side="right"))))
-        first, last = np.array(borders or [(0, 0)][:0], dtype=np.int64).reshape(-1, 2).T
-        starts, stops = ends[first] - sizes[first], ends[last - 1]
-        suspects = np.flatnonzero(stops - starts <= last - first)
-        empty = [i for i in suspects if (self.tokens[starts[i] : stops[i]] == EOS).all()]
-        self.starts, self.stops = np.delete(starts, empty), np.delete(stops, empty)
-        self.sizes = self.stops - self.starts + 1
-        if not len(self.sizes):
-            raise ValueError(f"{prefix} holds no text")
+    def __init__(self, prefixes: str | Path | list[str], length: int, symbols: list[str], cut: bool = True):
+        prefixes = prefixes if isinstance(prefixes, list) else [str(prefixes)]
+        self._arguments = prefixes, length, symbols, cut
+        self.splits = [Split(prefix, len(symbols)) for prefix in prefixes]
+        self.borders = [borders_of(split, length - 1, symbols, cut) for split in self.splits]  # [blocks, 2] of each
+        self.first = np.cumsum([0, *map(len, self.borders)])  # block of each split
+        if not len(self):
+            raise ValueError(f"{prefixes[0]} holds no text")
+
+    def __reduce__(self):
+        return Blocks, self._arguments  # a data worker that is no copy of this process maps the files itself
 
     def __len__(self):
-        return len(self.sizes)
+        return int(self.first[-1])
 
     def __getitem__(self, i: int) -> np.ndarray:
-        return np.append(BOS, self.tokens[self.starts[i] : self.stops[i]]).astype(np.int64)
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        number = int(np.searchsorted(self.first, i, side="right")) - 1
+        start, stop = self.borders[number][i - self.first[number]]
+        return np.append(BOS, self.splits[number].tokens[start:stop]).astype(np.int64)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[blocks] numbers of tokens, for splits that fit into memory."""
+        return np.concatenate([np.diff(borders)[:, 0] + 1 for borders in self.borders])
+
+    @property
+    def left_out(self) -> float:
+        """Share of the tokens that are in no block, because their sentence is too long."""
+        *_, cut = self._arguments
+        total = sum(len(split.tokens) for split in self.splits)
+        return 0.0 if cut else 1 - sum(int(np.diff(borders).sum()) for borders in self.borders) / total
 
 
-class MaskedBlocks(Dataset):
-    """Item (epoch, i) is block i with the masks of that epoch: ids with and ids without them, -100 where nothing is to
-    be predicted. types: size of the vocabulary, the last of which is <mask>."""
-
-    def __init__(
-        self, blocks: Blocks, symbols: list[str], seed: int, mask_prob: float = 0.15, leave_unmasked_prob: float = 0.1,
-        random_token_prob: float = 0.1,
-    ):  # fmt: skip
-        self.blocks, self.seed, self.mask = blocks, seed, symbols.index(MASK)
-        self.mask_prob, self.leave_unmasked_prob, self.random_token_prob = (
-            mask_prob, leave_unmasked_prob, random_token_prob
-        )  # fmt: skip
-        weights = np.ones(len(symbols))
-        weights[: len(TextEncoder.SPECIALS)] = 0
-        self.cumulative = np.cumsum(weights / weights.sum())
-        self.cumulative /= self.cumulative[-1]
-
-    def __len__(self):
-        return len(self.blocks)
-
-    def __getitem__(self, item: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        epoch, index = item
-        block = self.blocks[index]
-        if epoch == UNMASKED:
-            return block, np.full(len(block), IGNORED)
-        # The draws, and the order of them, are those of fairseq's MaskTokensDataset.
-        rng, size = np.random.default_rng(int(hash((self.seed, epoch, int(index))) % 1e6)), len(block)
-        count = int(self.mask_prob * size + rng.random())
-        masked = np.zeros(size, dtype=bool)
-        masked[rng.choice(size, count, replace=False)] = True
-        targets = np.where(masked, block, IGNORED)
-        left, drawn = self._spared(masked, rng)
-        source = np.where(masked & ~left, self.mask, block)
-        if number := int(drawn.sum()):
-            source[drawn] = self.cumulative.searchsorted(rng.random(number), side="right")
-        return source, targets
-
-    def _spared(self, masked, rng):
-        """Which masked tokens stay as they are, and which become random ones."""
-        none, both = np.zeros_like(masked), self.random_token_prob + self.leave_unmasked_prob
-        if not both > 0:
-            return none, none
-        spared = masked & (rng.random(len(masked)) < both)
-        if self.random_token_prob == 0:
-            return spared, none
-        if self.leave_unmasked_prob == 0:
-            return none, spared
-        stays = rng.random(len(masked)) < self.leave_unmasked_prob / both
-        return spared & stays, spared & ~stays
+# -------------------------------------------------------------------------------------------------------------- borders
 
 
-def pad(items: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """[B, L] of both parts of items of `MaskedBlocks`."""
-    length = max(len(source) for source, _ in items)
-    ids, targets = np.full((len(items), length), PAD), np.full((len(items), length), IGNORED)
-    for row, (source, target) in enumerate(items):
-        ids[row, : len(source)], targets[row, : len(target)] = source, target
-    return ids, targets
+def find_borders(split: Split, room: int, symbols: list[str], cut: bool) -> Iterator[np.ndarray]:
+    """[blocks, 2]: where the blocks of a split begin and end in its tokens, some at a time, in order. room: most tokens
+    of a block. Memory does not grow with the split."""
+    rest, offset = np.zeros(0, dtype=np.int64), 0  # sizes of the parts of the block that is open, and its start
+    for at in range(0, len(split), CHUNK):
+        parts = split.sizes[at : at + CHUNK].astype(np.int64)
+        if cut:
+            _, _, parts = cut_long(parts, lambda i, at=at: split[at + i], room, symbols)
+        parts = np.concatenate([rest, parts])
+        ends = offset + np.cumsum(parts)
+        # Of a block that begins with a part, the next one: with a part that is too long, the part after it.
+        follows = np.searchsorted(ends, ends - parts + room, side="right")
+        follows = np.maximum(follows, np.arange(1, len(parts) + 1)).tolist()
+        first, firsts = 0, []
+        while first < len(parts):
+            firsts.append(first)
+            first = follows[first]
+        if at + CHUNK < len(split):  # more sentences may fit into the last one
+            first = firsts.pop()
+            rest = parts[first:]
+            if not firsts:
+                continue
+        last = np.array([*firsts[1:], first])
+        starts, stops = (ends - parts)[firsts], ends[last - 1]
+        if cut:
+            suspects = np.flatnonzero(stops - starts <= last - firsts)
+            wrong = [i for i in suspects if (split.tokens[starts[i] : stops[i]] == EOS).all()]
+        else:
+            wrong = np.flatnonzero(stops - starts > room)
+        yield np.delete(np.stack([starts, stops], axis=1), wrong, axis=0)
+        offset = int(ends[first - 1])
 
 
-def collate(items: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
-    """input_ids [B, L], padded on the right; output_indices [n]: where there is something to predict, in the flattened
-    batch; labels [n]; num_tokens: without padding."""
-    ids, targets = pad(items)
-    targets, ids = torch.from_numpy(targets).flatten(), torch.from_numpy(ids)
-    indices = targets.ne(IGNORED).nonzero().squeeze(1)
-    num_tokens = sum(len(source) for source, _ in items)
-    return {"input_ids": ids, "output_indices": indices, "labels": targets[indices], "num_tokens": num_tokens}
+def borders_of(split: Split, room: int, symbols: list[str], cut: bool) -> np.ndarray:
+    """[blocks, 2]: `find_borders` of a whole split. Those of a large one are kept in a file beside it, which the first
+    process that needs them writes while the others wait; if the folder cannot be written, each has a temporary file."""
+    if len(split.tokens) <= SMALL:
+        return np.concatenate([np.zeros((0, 2), dtype=np.int64), *find_borders(split, room, symbols, cut)])
+    path = Path(f"{split.prefix}.blocks-{room + 1}{'' if cut else '-skip'}")
+    about = [os.stat(f"{split.prefix}.{end}") for end in ("idx", "bin")]
+    about = [number for stat in about for number in (stat.st_size, stat.st_mtime_ns)]
+    key = hashlib.sha256(f"1 {about} {room} {cut} {fingerprint_of(symbols)}".encode()).digest()
+    try:
+        if not _has(path, key):
+            _write_beside(path, key, find_borders(split, room, symbols, cut))
+        file = path.open("rb")
+    except OSError:
+        file = tempfile.TemporaryFile()  # noqa: SIM115  (below; gone with the last process that has it open)
+        _write(file, key, find_borders(split, room, symbols, cut))
+    with file:
+        return np.memmap(file, dtype=np.int64, mode="r", offset=KEY).reshape(-1, 2)
 
 
-class Batches:
-    """The batches of a whole training for one of several processes, as a batch sampler: `steps` of (epoch, index) lists
-    for each update.
+def _has(path, key):
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(KEY) == key
 
-    An update takes `processes * steps` batches of `size` blocks of nearly the same length; processes take turns, so
-    that an update is the same whatever their number. The last update of an epoch may have fewer: what is missing is
-    filled with batches in which nothing is predicted. start: number of updates that are done already.
+
+def _write(file, key, borders):
+    file.write(bytes(KEY))
+    for some in borders:
+        file.write(some.tobytes())
+    file.seek(0)
+    file.write(key)  # last: a file with a key is whole
+    file.flush()
+
+
+def _write_beside(path, key, borders):
+    partial = Path(f"{path}.partial")
+    with partial.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _has(path, key):  # another process has written it meanwhile, and renamed what was locked
+            return
+        try:
+            with partial.open("wb") as file:
+                _write(file, key, borders)
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def cut_long(
+    sizes: np.ndarray, ids_of: Callable[[int], np.ndarray], room: int, symbols: list[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sentence, start, size) of the parts of all sentences: one of more than `room` tokens is cut where the last
+    possible word begins, or within a word that is longer than that.
+
+    sizes: of the sentences; ids_of: the ids of one; symbols: the dictionary's, which show where words begin.
     """
-
-    def __init__(
-        self, sizes: np.ndarray, seed: int, size: int, updates: int, steps: int = 1, process: int = 0,
-        processes: int = 1, start: int = 0,
-    ):  # fmt: skip
-        self.seed, self.size, self.steps, self.process, self.processes = seed, size, steps, process, processes
-        self.updates, self.start = updates, start
-        shuffle = np.random.RandomState(seed).permutation(len(sizes))
-        self.order = np.lexsort([shuffle, sizes])
-        self.batches = math.ceil(len(sizes) / size)
-        self.updates_per_epoch = math.ceil(self.batches / (steps * processes))
-
-    def epoch_of(self, update: int) -> int:
-        """Epoch of an update (updates from 0, epochs from 1)."""
-        return update // self.updates_per_epoch + 1
-
-    def __len__(self):
-        return self.updates * self.steps
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch, order, group = None, [], self.steps * self.processes
-        for update in range(self.start, self.updates):
-            if epoch != self.epoch_of(update):
-                epoch, order = self.epoch_of(update), list(range(self.batches))
-                np.random.RandomState(self.seed + epoch).shuffle(order)
-            first = update % self.updates_per_epoch * group
-            for slot in range(first + self.process, first + group, self.processes):
-                there = slot < len(order)
-                start = order[slot if there else first] * self.size
-                yield [(epoch if there else UNMASKED, int(i)) for i in self.order[start : start + self.size]]
-
-
-def held_out(blocks: Blocks, size: int, most: int | None = None) -> list[list[tuple[int, int]]]:
-    """Batches of held-out blocks, always the same; at most so many of them."""
-    order = np.argsort(np.random.RandomState(HELD_OUT_SEED).permutation(len(blocks)))
-    return [[(1, int(i)) for i in order[k : k + size]] for k in range(0, len(order), size)][:most]
-
-
-def loader(dataset: Dataset, batches: Batches | list, workers: int = 0, collate: Callable = collate) -> DataLoader:
-    """Drawing its batches changes no random numbers of the process."""
-    generator = torch.Generator().manual_seed(0)  # else PyTorch would draw a seed for workers that draw nothing
-    return DataLoader(
-        dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers, generator=generator,
-        pin_memory=torch.cuda.is_available(),
-    )  # fmt: skip
+    (long,) = np.nonzero(sizes > room)
+    opens, inside = map(np.array, word_marks(symbols) if len(long) else ((), ()))
+    borders = []
+    for i in long:
+        ids = ids_of(i)[: sizes[i]]
+        begins = opens[ids] & np.append(True, ~inside[ids[:-1]])
+        borders.append([0])
+        while (left := len(ids) - borders[-1][-1]) > room:
+            start = borders[-1][-1]
+            stop = start + max(room - (left == room + 1), 1)  # the separator does not stand alone
+            (words,) = np.nonzero(begins[start + 1 : stop + 1])
+            borders[-1].append(start + 1 + int(words[-1]) if len(words) else stop)
+        borders[-1].append(len(ids))
+    counts = np.ones(len(sizes), dtype=np.int64)
+    counts[long] = [len(border) - 1 for border in borders]
+    index, first = np.repeat(np.arange(len(sizes)), counts), np.cumsum(counts) - counts
+    starts, parts = np.zeros(len(index), dtype=np.int64), sizes[index]
+    for i, border in zip(long, borders, strict=True):
+        part = slice(first[i], first[i] + counts[i])
+        starts[part], parts[part] = border[:-1], np.diff(border)
+    return index, starts, parts

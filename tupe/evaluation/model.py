@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ..common import record
 from ..common.safe_load import from_folder
-from ..data.blocks import BOS, EOS, IGNORED, PAD, Blocks, MaskedBlocks, pad
-from ..data.splits import HELD_OUT_SEED, read_symbols
+from ..data.blocks import BOS, EOS, PAD, Blocks
+from ..data.masks import IGNORED, MaskedBlocks, pad
+from ..data.splits import HELD_OUT_SEED, prefixes_of, read_symbols
 from ..text import TextEncoder
 from ..training.recipe import PRETRAINING
 
@@ -109,7 +110,7 @@ class HeldOut:
     def load_dataset(self, split: str) -> None:
         cfg, symbols = self.cfg, self.source_dictionary.symbols
         masks = {name: getattr(cfg, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
-        blocks = Blocks(f"{cfg.data}/{split}", cfg.tokens_per_sample, symbols)
+        blocks = Blocks(prefixes_of(cfg.data, split), cfg.tokens_per_sample, symbols)
         self.splits[split] = HeldOutBlocks(blocks, symbols, HELD_OUT_SEED, **masks)
 
     def dataset(self, split: str) -> "HeldOutBlocks":

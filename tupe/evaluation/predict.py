@@ -111,8 +111,9 @@ def of_folder(name: str, folder: str | Path, data: Path, batch_size: int) -> Cal
 
     from ..common.safe_load import from_folder
     from ..configuration_tupe import TupeConfig
-    from ..data.blocks import PAD, UNMASKED
+    from ..data.blocks import PAD
     from ..data.examples import Examples, collate
+    from ..data.masks import UNMASKED
     from ..modeling_tupe import TupeForSequenceClassification
     from ..training.pretrained import check_vocabulary
 

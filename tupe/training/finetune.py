@@ -73,11 +73,11 @@ class Finetuning(Training):
     unit = 1.0  # nats, or a squared error
 
     def __init__(
-        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
+        self, recipe: Recipe, data: str, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
         start: int,
     ):  # fmt: skip
         self.name = glue_name(recipe["glue_task"], data)
-        folder, longest = data / self.name, recipe.model.max_positions
+        folder, longest = Path(data, self.name), recipe.model.max_positions
         splits = {split: Examples(folder, split, longest) for split in recipe["valid_subset"].split(",")}
         train = Examples(folder, recipe["train_subset"], longest)
         model = new_model(recipe, self.name)

@@ -25,9 +25,10 @@ from ..common.prepared import check_name
 from ..common.record import Record
 from ..common.stop import stoppable
 from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
-from ..data.blocks import Batches, Blocks, fingerprint_of
+from ..data.batches import Batches
+from ..data.blocks import Blocks, fingerprint_of
 from ..data.glue import TASKS, check_glue, glue_name
-from ..data.splits import Split, check_split, read_symbols
+from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of, read_symbols
 from ..positions import load_scheme_file
 from .pretrained import check_vocabulary, of_checkpoint
 from .recipe import FINETUNING, PRETRAINING, Recipe, read
@@ -59,9 +60,10 @@ def launch(
     if dry_run:
         print(yaml.safe_dump({**settled.values, "model._name": settled.architecture}, sort_keys=True), end="")
         return
-    check_name(data)
-    about = new_record(settled, Path(data), read_symbols(data), processes)
-    differences(about, folder, DEFAULTS, processes)  # a folder of another run is refused before anything is started
+    for path in folders_of(data):
+        check_name(path)
+    about = new_record(settled, data, read_symbols(folders_of(data)[0]), processes)
+    differences(about, folder, DEFAULTS)  # a folder of another run is refused before anything is started
     plan["yes"] = yes
     if processes == 1:
         train(**plan)
@@ -89,9 +91,11 @@ def settle(
     return settled, Path(settled["save_dir"]).resolve()
 
 
-def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) -> Record:
-    """The record of a run before it begins. Raises ValueError for a split that is not there."""
+def new_record(settled: Recipe, data: str, symbols: list[str], processes: int) -> Record:
+    """The record of a run before it begins. data: as `folders_of` reads it. Raises ValueError for a split that is not
+    there."""
     config = {name: value for name, value in settled.changed().items() if name not in LEFT_OUT}
+    config["dataset.batch_size"] = settled["batch_size"]
     config["optimization.update_freq"] = [steps * processes for steps in settled["update_freq"]]
     if settled.kind is FINETUNING or not settled["max_valid_steps"]:
         config.pop("dataset.batch_size_valid", None)  # then it makes no difference
@@ -102,17 +106,18 @@ def new_record(settled: Recipe, data: Path, symbols: list[str], processes: int) 
         "lr": settled["lr"][0], "dictionary": fingerprint_of(symbols), "config": {"engine": "transformers", **config},
     }  # fmt: skip
     if settled.kind is FINETUNING:
-        return Record(**about, **of_glue(settled, data))
-    splits = settled["valid_subset"].split(",")
+        return Record(**about, **of_glue(settled, Path(data)))
+    splits, (first, *_) = settled["valid_subset"].split(","), folders_of(data)
     if settled["disable_validation"]:  # what the folder holds is the same run
-        splits = [name for name in splits if (data / f"{name}.idx").is_file()]
+        splits = [name for name in splits if (first / f"{name}.idx").is_file()]
     names = [settled["train_subset"], *splits]
-    files = [data / f"{name}.{end}" for name in names for end in ("bin", "idx")]
+    prefixes = [prefix for name in names for prefix in prefixes_of(data, name)]
+    files = files_of(prefixes)
     if missing := [path for path in files if not path.is_file()]:
-        known = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none is prepared there"
-        raise ValueError(f"{data} has no split {missing[0].stem!r}; valid: {known}")
-    for name in names:
-        check_split(data / name, len(symbols))
+        known = ", ".join(sorted(path.stem for path in missing[0].parent.glob("*.idx"))) or "none is prepared there"
+        raise ValueError(f"{missing[0].parent} has no split {missing[0].stem!r}; valid: {known}")
+    for prefix in prefixes:
+        check_split(prefix, len(symbols))
     budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
     about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
     return Record(task="masked_lm", budget=budget, splits=splits, **about)
@@ -145,13 +150,13 @@ def train(recipe: str, data: str, processes: int, yes: bool = False, **plan) -> 
 
     check_environment(processes)
     settled, folder = settle(recipe, processes=processes, data=data, **plan)
-    data, symbols = Path(data), read_symbols(data)
+    symbols = read_symbols(folders_of(data)[0])
     try:
         with stoppable(), pace.told(yes):
             updates = _length(settled, data, symbols, processes)
             args = arguments(settled, folder, updates, plan["gpus"])  # joins the other processes
             about = new_record(settled, data, symbols, processes)
-            run = Run(about, folder, args.process_index == 0, DEFAULTS, processes, args.use_cpu)
+            run = Run(about, folder, args.process_index == 0, DEFAULTS, args.use_cpu)
             if args.world_size > 1:
                 torch.distributed.barrier()  # the first has tidied up the folder
             start, checkpoint = newest(folder)
@@ -189,11 +194,12 @@ def _length(settled, data, symbols, processes):
     updates = is_pretraining and settled["max_update"] or math.inf
     if epochs:
         if is_pretraining:
-            sizes = Blocks(data / settled["train_subset"], settled["tokens_per_sample"], symbols).sizes
+            blocks = Blocks(prefixes_of(data, settled["train_subset"]), settled["tokens_per_sample"], symbols)
+            count = len(blocks)
         else:
-            sizes = Split(data / glue_name(settled["glue_task"], data) / "input0" / settled["train_subset"]).sizes
+            count = len(Split(Path(data, glue_name(settled["glue_task"], data), "input0", settled["train_subset"])))
         steps = settled["update_freq"][0]
-        batches = Batches(sizes, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
+        batches = Batches(count, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
         updates = min(updates, epochs * batches.updates_per_epoch)
     return updates
 

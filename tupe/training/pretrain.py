@@ -16,13 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.distributed import is_torchelastic_launched
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import Dataset
 from transformers import (
     PrinterCallback,
     ProgressCallback,
@@ -40,8 +38,11 @@ from ..common.adamw import AdamW
 from ..common.prepared import tokenizer_files
 from ..common.record import STOPPED, write_atomically
 from ..configuration_tupe import NAMES, TupeConfig
-from ..data.blocks import IGNORED, UNMASKED, Batches, Blocks, MaskedBlocks, collate, held_out, loader
-from ..data.splits import HELD_OUT_SEED
+from ..data.batches import Batches, held_out
+from ..data.blocks import Blocks
+from ..data.loader import collate, loader
+from ..data.masks import IGNORED, UNMASKED, MaskedBlocks
+from ..data.splits import HELD_OUT_SEED, folders_of, prefixes_of
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM, TupePreTrainedModel
 from .recipe import FINETUNING, Recipe, adam_betas
@@ -209,8 +210,8 @@ class Training(Trainer):
     unit = math.log(2)
 
     def __init__(
-        self, model: nn.Module, dataset: Dataset, splits: dict[str, Dataset], collate: Callable, recipe: Recipe,
-        data: Path, longest: int, run: Run, args: TrainingArguments, updates: int, start: int, sizes: Any = None,
+        self, model: nn.Module, dataset: Any, splits: dict[str, Any], collate: Callable, recipe: Recipe,
+        data: str, longest: int, run: Run, args: TrainingArguments, updates: int, start: int,
     ):  # fmt: skip
         super().__init__(model=model, args=args)
         self.remove_callback(PrinterCallback)
@@ -218,10 +219,10 @@ class Training(Trainer):
         self.add_callback(Course(self))
         self.recipe, self.run = recipe, run
         self.dataset, self.splits, self.collate = dataset, splits, collate
-        self.files = tokenizer_files(data, longest, code=False) if run.writes else {}
+        self.files = tokenizer_files(folders_of(data)[0], longest, code=False) if run.writes else {}
         self.batches = Batches(
-            np.ones(len(dataset)) if sizes is None else sizes, recipe["seed"], recipe["batch_size"], updates,
-            recipe["update_freq"][0], args.process_index, args.world_size, start,
+            len(dataset), recipe["seed"], recipe["batch_size"], updates, recipe["update_freq"][0], args.process_index,
+            args.world_size, start,
         )  # fmt: skip
         self.sums, self.saves, self.saved = torch.zeros(2, dtype=torch.float64), False, None
         self.passes_left = 0  # of the update that is computed
@@ -349,12 +350,12 @@ class Training(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def scores_of(self, split: str, dataset: Dataset) -> dict[str, float]:
+    def scores_of(self, split: str, dataset: Any) -> dict[str, float]:
         """Of a split, which the run's record gets too."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def measure(self, dataset: Dataset, batches: list) -> tuple[float, dict]:
+    def measure(self, dataset: Any, batches: list) -> tuple[float, dict]:
         """(mean loss, {row: prediction}) of batches, which the processes share."""
         self.model_wrapped.eval()
         rank, processes, found = self.args.process_index, self.args.world_size, {}
@@ -426,25 +427,26 @@ class Training(Trainer):
 
 class Pretraining(Training):
     def __init__(
-        self, recipe: Recipe, data: Path, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
+        self, recipe: Recipe, data: str, symbols: list[str], run: Run, args: TrainingArguments, updates: int,
         start: int,
     ):  # fmt: skip
         masks = {name: recipe[name] for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
         length, seed, longest = recipe["tokens_per_sample"], recipe["seed"], recipe["max_positions"]
-        masked = MaskedBlocks(Blocks(data / recipe["train_subset"], length, symbols), symbols, seed, **masks)
-        splits = {} if recipe["disable_validation"] else {
-            split: MaskedBlocks(Blocks(data / split, length, symbols), symbols, HELD_OUT_SEED, **masks)
-            for split in recipe["valid_subset"].split(",")
-        }  # fmt: skip
+
+        def masked_blocks(split, seed):
+            return MaskedBlocks(Blocks(prefixes_of(data, split), length, symbols), symbols, seed, **masks)
+
+        masked = masked_blocks(recipe["train_subset"], seed)
+        names = [] if recipe["disable_validation"] else recipe["valid_subset"].split(",")
+        splits = {name: masked_blocks(name, HELD_OUT_SEED) for name in names}
         for split, part in {recipe["train_subset"]: masked, **splits}.items():
             if not any((part[1, i][1] != IGNORED).any() for i in range(len(part))):  # as a rule, the first one has some
                 raise ValueError(f"{data}: {split!r} has too little text: none of its tokens is masked")
         model = new_model(recipe.model, len(symbols), seed, recipe["compile"])
-        sizes = masked.blocks.sizes
-        super().__init__(model, masked, splits, collate, recipe, data, longest, run, args, updates, start, sizes)
+        super().__init__(model, masked, splits, collate, recipe, data, longest, run, args, updates, start)
 
     def scores_of(self, split: str, dataset: MaskedBlocks) -> dict:
         size, most = self.recipe["batch_size_valid"], self.recipe["max_valid_steps"]
-        loss, _ = self.measure(dataset, held_out(dataset.blocks, size, most or None))
+        loss, _ = self.measure(dataset, held_out(len(dataset), size)[: most or None])
         self.run.add_scores(self.epoch(), self.state.global_step, split, {"loss": loss})
         return {"loss": loss}
