@@ -20,6 +20,7 @@ from tupe.common.options import Command, ListOf
 from tupe.common.record import command_line
 from tupe.data.examples import Examples, collate
 from tupe.data.glue import glue_name
+from tupe.data.splits import read_symbols
 
 from .contenders import CONTENDERS, OURS, PAD, Setting, build
 from .instrument import Step, compared, comparison, timed, write
@@ -100,7 +101,7 @@ def command(data, tasks, models, size, batch, precision, device, turns, output):
     Face's BERT and ModernBERT. Nothing else should run on the machine.
     """
     of_task = {task: texts(data, task) for task in tasks}
-    setting = Setting(size, length=LONGEST, vocab=len(load_dictionary(data / "dict.txt")), device=device)
+    setting = Setting(size, length=LONGEST, vocab=len(read_symbols(data)), device=device)
     functions = {name: classifier(name, setting) for name in models}
     about, rows = {"command": command_line(), **environment()}, []
     for task, number, kind in itertools.product(tasks, batch, precision):
