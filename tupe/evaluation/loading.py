@@ -8,7 +8,7 @@ import torch
 
 from ..checkpoints.folders import config_of
 from ..common.options import quiet_imports
-from ..data.splits import Split
+from ..data.splits import Split, folders_of
 from .model import HeldOut, Model
 
 
@@ -23,7 +23,7 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple:
     """
     if Path(checkpoint).is_dir():
         config_of(checkpoint)
-        folder = Path(data or checkpoint).resolve()
+        folder = folders_of(data or checkpoint)[0].resolve()
         model = Model.load(checkpoint, folder)
         return model, HeldOut(checkpoint, folder, model.max_positions())
     with quiet_imports():
@@ -83,5 +83,5 @@ def file_names(labels: Iterable[str]) -> dict[str, str]:
 
 def text_block(task: HeldOut, length: int, split: str = "valid") -> torch.Tensor:
     """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
-    tokens = Split(f"{task.cfg.data.split(':')[0]}/{split}").tokens[: length - 1]
+    tokens = Split(folders_of(task.cfg.data)[0] / split).tokens[: length - 1]
     return torch.tensor([task.source_dictionary.bos(), *tokens.tolist()])

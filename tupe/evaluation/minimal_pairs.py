@@ -27,6 +27,7 @@ from tqdm import tqdm
 from ..common import record
 from ..common.options import FOLDER, QuietCommand, output, seed, shorten, shorten_list
 from ..common.tables import TextTable
+from ..data.splits import folders_of
 from ..normaliser import is_blank
 from ..positions import files_behind
 from ..text import TextEncoder
@@ -328,7 +329,7 @@ def command(checkpoints, pairs, data, limit, output, seed):
     for label, path in paths.items():
         model, task = load_model(path, data)
         folder = output / names[label]
-        results = evaluate(model, TextEncoder(task.cfg.data), paradigms, folder, say=click.echo)
+        results = evaluate(model, TextEncoder(folders_of(task.cfg.data)[0]), paradigms, folder, say=click.echo)
         summaries[label] = summary(results, paradigms, seed)
         record.write_atomically(folder / "summary.json", json.dumps(summaries[label], indent=1, allow_nan=False) + "\n")
     for table in tables(summaries):

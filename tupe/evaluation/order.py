@@ -21,7 +21,7 @@ from tqdm import tqdm
 from ..common.options import FOLDER, QuietCommand, output, seed
 from ..common.record import write_atomically
 from ..common.tables import TextTable
-from ..data.splits import Split
+from ..data.splits import Split, folders_of
 from ..normaliser import UNSPACED
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
@@ -40,7 +40,7 @@ LONG = 8  # pieces of a mean word that is none
 def held_out_sentences(task: HeldOut, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
     """`count` sentences of the validation text as words (pieces, in a language without blanks), drawn without
     replacement; the same ones for every model of one data folder. Raises ValueError if there are fewer."""
-    sentences = Split(f"{task.cfg.data.split(':')[0]}/valid")
+    sentences = Split(folders_of(task.cfg.data)[0] / "valid")
     rng = np.random.default_rng(seed)
     chosen, sizes = [], [0]
     for index in rng.permutation(len(sentences)):
@@ -229,7 +229,7 @@ def command(checkpoints, data, sentences, tokens, output, seed):
         first = first or masking
         if differs := [f"{name} {value}, not {first[name]}" for name, value in masking.items() if value != first[name]]:
             click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
-        encoder = TextEncoder(task.cfg.data)
+        encoder = TextEncoder(folders_of(task.cfg.data)[0])
         if not encoder.has_words:
             click.echo(f"{label}: pieces are swapped: the language has no blanks between words", err=True)
         content = evaluate(model, task, encoder, sentences, tokens, seed)

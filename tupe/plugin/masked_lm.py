@@ -147,8 +147,8 @@ register_task("continued_lm", dataclass=TupeMaskedLMConfig)(type("ContinuedLMTas
 
 
 def forget_masks(dataset: LRUCacheDataset, epoch: int, original: Callable) -> None:
-    """As fairseq's `set_epoch`, whose cache gives the items that it holds the masks of an earlier epoch: to the first
-    block, which `load_dataset` looks at, in every epoch."""
+    """As fairseq's `set_epoch`, whose cache gives the items that it holds the masks of an earlier epoch: to those of
+    the first batch, which the trainer looks at between two epochs of fairseq's own `masked_lm`."""
     LRUCacheDataset.__getitem__.cache_clear()
     original(dataset, epoch)
 

@@ -29,6 +29,7 @@ from ..common.active import Active, device, status_of
 from ..common.limits import option
 from ..common.record import Record
 from ..common.safe_load import num_updates
+from ..data.splits import folders_of
 from . import watch
 from .gate import read_checkpoint
 from .model import dictionary_fingerprint, load_scheme_files
@@ -78,7 +79,7 @@ class RecordedTask:
         if self._training:
             load_scheme_files(cfg)
         if self._training and self.cfg.finetune_from_model:
-            data = self.cfg.data.split(":")[0]
+            data = folders_of(self.cfg.data)[0]
             # Tasks that cut no text into blocks have no such option; they take the checkpoint's length.
             length = getattr(self.cfg, "tokens_per_sample", None)
             cfg, self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, data, length)
@@ -93,7 +94,7 @@ class RecordedTask:
             split_over_processes(config)
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
-            config.task.data = ":".join(os.path.abspath(folder) for folder in config.task.data.split(":"))
+            config.task.data = ":".join(os.path.abspath(folder) for folder in folders_of(config.task.data))
             if not self.metrics:
                 check_last_checkpoint(config)
             self.run = begin(self._new_record(config), config, self)
