@@ -532,6 +532,19 @@ def test_a_run_goes_on_with_other_processes_and_batches(data, tmp_path):
     np.testing.assert_allclose(*([loss for loss, _ in logged(folder)] for folder in (parts, whole)), rtol=1e-5)
 
 
+def test_several_folders_are_trained_on(data, tmp_path):
+    """By both engines alike, in every epoch."""
+    pytest.importorskip("fairseq")
+    other, words = write_data(tmp_path / "other", lines=30), [*NO_DROPOUT, "--max-update=8", "--total-num-update=8"]
+    shutil.copy(data / "dict.txt", other)
+    both = f"{data}:{other}"
+    assert ended(begin(both, tmp_path / "here", *words)) == 0
+    theirs = train(pretrain_arguments(both, tmp_path / "fairseq", "--num-workers=0", *words))
+    ours = [loss * math.log(2) for loss, _ in logged(tmp_path / "here")]
+    np.testing.assert_allclose(ours, [loss for loss, _ in theirs], rtol=1e-4)
+    assert read(tmp_path / "here").data == read(tmp_path / "fairseq").data != ""
+
+
 @pytest.mark.thorough
 def test_a_signal_to_one_process_stops_both_at_one_update(data, tmp_path, monkeypatch):
     """In the second of four passes: the update is dropped, unless the other process is in its last pass already."""

@@ -204,7 +204,7 @@ def counterpart(table: dict, model: Model) -> dict | None:
 def unigram_entropy(data: str | Path) -> float:
     """Nats per token of the training text's unigram distribution: the loss of a model that knows only frequencies.
 
-    data: folder of pre-training data, or several, with dict.txt and the split `train`. Raises ValueError if that is not there.
+    data: folders of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
     """
     counts = np.zeros(0)
     for prefix in prefixes_of(data, "train"):
