@@ -118,10 +118,6 @@ class HeldOut:
 
 
 class HeldOutBlocks(MaskedBlocks):
-    @property
-    def sizes(self) -> list:
-        return self.blocks.sizes
-
     def __getitem__(self, i: int) -> tuple:
         return super().__getitem__((0, i))  # as fairseq masks where nothing is trained
 
