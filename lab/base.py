@@ -61,7 +61,7 @@ def blocks_of(split, count: int, parts: int = 500) -> tuple[np.ndarray, np.ndarr
 
 def pack(data: Path, output: Path, updates: int) -> None:
     """Write the blocks of the longest run and of the held-out loss, compressed."""
-    from tupe.common.blocks import Split
+    from tupe.data.splits import Split
 
     output.mkdir(parents=True, exist_ok=True)
     types = len((data / "dict.txt").read_text(encoding="utf-8").splitlines()) + 5  # <s> <pad> </s> <unk>, <mask>

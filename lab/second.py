@@ -21,8 +21,8 @@ import click
 import numpy as np
 
 from tupe.common import options, record
-from tupe.common.blocks import Split
 from tupe.common.options import ListOf
+from tupe.data.splits import Split
 from tupe.evaluation import minimal_pairs
 from tupe.evaluation.loading import load_model
 from tupe.evaluation.order import evaluate

@@ -13,7 +13,7 @@ from typing import Any
 from tupe.checkpoints.files import save_atomically
 from tupe.checkpoints.trained import read_model
 from tupe.common import record
-from tupe.common.blocks import Split
+from tupe.data.splits import Split
 from tupe.evaluation.loading import load_model
 from tupe.evaluation.order import evaluate
 from tupe.experiments import runner

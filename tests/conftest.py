@@ -151,8 +151,8 @@ def learnable(vocabulary, tmp_path_factory):
 
     CoLA: is there a cat? MNLI, STS-B: how many cats are in both sentences? 41 rows each, so that batches are uneven.
     """
-    from tupe.common.glue import TASKS
     from tupe.corpus.glue import prepare
+    from tupe.data.glue import TASKS
 
     folder, rng = tmp_path_factory.mktemp("learnable"), np.random.default_rng(1)
     rows = []

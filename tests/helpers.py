@@ -41,7 +41,7 @@ ENGLISH_WORDS = [
 
 def write_data(folder, lines=60, valid_lines=8, seed=0):
     """A data folder for masked_lm: random words in increasing order, so that there is something to learn."""
-    from tupe.common.blocks import write_split
+    from tupe.data.splits import write_split
 
     folder.mkdir(parents=True)
     (folder / "dict.txt").write_text("".join(f"w{word} {1000 - word}\n" for word in range(WORDS)))
@@ -54,7 +54,7 @@ def write_data(folder, lines=60, valid_lines=8, seed=0):
 
 def split_documents(data):
     """Rewrite the data with an empty sentence, which separates documents, after every four sentences."""
-    from tupe.common.blocks import Split, write_split
+    from tupe.data.splits import Split, write_split
 
     for split in ("train", "valid"):
         items = []
@@ -67,7 +67,7 @@ def make_vocabulary(folder, lines, size):
     """Write pieces and dictionary of normalised lines, and the first lines as masked-LM data; returns the folder."""
     import sentencepiece
 
-    from tupe.common.blocks import write_split
+    from tupe.data.splits import write_split
     from tupe.text import TextEncoder
 
     (folder / "text").write_text("\n".join(lines))
@@ -579,8 +579,8 @@ def write_run(
 
     more: other fields of the record. An unfinished run has no scores of its last epoch. Returns the record.
     """
-    from tupe.common.glue import TASKS
     from tupe.common.record import Record
+    from tupe.data.glue import TASKS
 
     splits = [split for split, _ in TASKS[task].files if split.startswith("valid")]
     scores = [

@@ -13,15 +13,14 @@ from typing import NamedTuple
 import click
 import numpy as np
 import torch
-from fairseq.data import data_utils
 from torch import Tensor
 
 from tupe.common import options
-from tupe.common.glue import TASKS, glue_name
 from tupe.common.options import Command, ListOf
 from tupe.common.record import command_line
-from tupe.plugin.glue import Pairs
-from tupe.plugin.pretrained import load_dictionary
+from tupe.data.examples import Examples, collate
+from tupe.data.glue import glue_name
+from tupe.data.splits import read_symbols
 
 from .contenders import CONTENDERS, OURS, PAD, Setting, build
 from .instrument import Step, compared, comparison, timed, write
@@ -37,26 +36,24 @@ class Batch(NamedTuple):
     count: int  # of real tokens
 
 
-def texts(data: Path, task: str) -> Pairs:
+def texts(data: Path, task: str) -> Examples:
     """The development set of a task, of at most `LONGEST` tokens each, special ones included. data: folder that
     `tupe prepare glue` wrote.
 
     Raises ValueError for an unknown task or one that was not prepared.
     """
-    words, name = load_dictionary(data / "dict.txt"), glue_name(task, data)
-    parts = [data / name / f"input{i}" / "valid" for i in range(len(TASKS[name].text))]
-    if not parts[0].with_suffix(".idx").exists():
+    name = glue_name(task, data)
+    if not (data / name / "input0" / "valid.idx").exists():
         raise ValueError(f"{data} holds no {name}; `tupe prepare glue` writes it")
-    first, *second = (data_utils.load_indexed_dataset(str(part), words) for part in parts)
-    return Pairs(first, second[0] if second else None, words, LONGEST)
+    return Examples(data / name, "valid", LONGEST)
 
 
-def batches(texts: Pairs, size: int, count: int, device: str, seed: int = 1) -> list[Batch]:
+def batches(texts: Examples, size: int, count: int, device: str, seed: int = 1) -> list[Batch]:
     """So many batches of random texts."""
     rng, found = np.random.default_rng(seed), []
     for _ in range(count):
-        drawn = [texts[int(index)] for index in rng.integers(len(texts), size=size)]
-        tokens = data_utils.collate_tokens(drawn, PAD).to(device)
+        drawn = [texts[1, int(index)] for index in rng.integers(len(texts), size=size)]
+        tokens = collate(drawn)["input_ids"].to(device)
         real = tokens.ne(PAD)
         found.append(Batch(tokens, real, int(real.sum())))
     return found
@@ -104,7 +101,7 @@ def command(data, tasks, models, size, batch, precision, device, turns, output):
     Face's BERT and ModernBERT. Nothing else should run on the machine.
     """
     of_task = {task: texts(data, task) for task in tasks}
-    setting = Setting(size, length=LONGEST, vocab=len(load_dictionary(data / "dict.txt")), device=device)
+    setting = Setting(size, length=LONGEST, vocab=len(read_symbols(data)), device=device)
     functions = {name: classifier(name, setting) for name in models}
     about, rows = {"command": command_line(), **environment()}, []
     for task, number, kind in itertools.product(tasks, batch, precision):

@@ -18,6 +18,7 @@ from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.data import (
     AppendTokenDataset,
     BaseWrapperDataset,
+    ConcatDataset,
     ConcatSentencesDataset,
     Dictionary,
     FairseqDataset,
@@ -38,8 +39,10 @@ from omegaconf import DictConfig
 
 import tupe.plugin  # noqa: F401  (architectures, optimizers, schedules)
 from tupe.checkpoints import gate
+from tupe.data.blocks import cut_long
+from tupe.data.splits import HELD_OUT_SEED, prefixes_of
 from tupe.plugin.criterion import count_tokens
-from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask, cut_sentences
+from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
 
 HEAD = "next_sentence"
 CRITERION = "masked_lm_next_sentence"
@@ -54,7 +57,9 @@ class NextSentenceConfig(TupeMaskedLMConfig):
 
 @register_task("next_sentence", dataclass=NextSentenceConfig)
 class NextSentenceTask(TupeMaskedLMTask):
-    """Pairs of sentences, whose words are masked as in `tupe_masked_lm`."""
+    """Pairs of sentences, whose words are masked as in fairseq's `masked_lm`, in batches that fairseq shuffles."""
+
+    fixed = {"mask_whole_words": False}
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
@@ -68,18 +73,21 @@ class NextSentenceTask(TupeMaskedLMTask):
             raise ValueError(f"the task next_sentence does not go with criterion {cfg._name}; valid: {CRITERION}")
         return super().build_criterion(cfg, **kwargs)
 
-    def load_blocks(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        d, sentences = self.source_dictionary, self._load_sentences(split, epoch, combine)
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        self.check_options()
+        d, seed = self.source_dictionary, self.cfg.seed if split.startswith("train") else HELD_OUT_SEED
+        parts = [data_utils.load_indexed_dataset(prefix, d) for prefix in prefixes_of(self.cfg.data, split)]
+        sentences = ConcatDataset(parts)
         cuts = d if str(self.cfg.long_sentences) == "cut" else None
-        pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, self.cfg.seed, cuts)
-        self._note_left_out(split, pairs.left_out, pairs.total)
+        pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, seed, cuts)
+        self.note_left_out(split, pairs.left_out / pairs.total)
 
         more = {name: getattr(self.cfg, name) for name in ("mask_multiple_length", "mask_stdev", "skip_masking")}
 
         def masked(side, targets):
             return MaskTokensDataset(
                 Side(pairs, side), d, d.pad(), self.mask_idx, return_masked_tokens=targets,
-                seed=2 * self.cfg.seed + side,  # else A and B would be masked at the same positions
+                seed=2 * seed + side,  # else A and B would be masked at the same positions
                 mask_prob=self.cfg.mask_prob, leave_unmasked_prob=self.cfg.leave_unmasked_prob,
                 random_token_prob=self.cfg.random_token_prob,
                 freq_weighted_replacement=self.cfg.freq_weighted_replacement, **more,
@@ -105,9 +113,41 @@ class NextSentenceTask(TupeMaskedLMTask):
             },
             sizes=[pairs.sizes],
         )
-        with data_utils.numpy_seed(self.cfg.seed):
+        with data_utils.numpy_seed(seed):
             shuffle = np.random.permutation(len(pairs))
         self.datasets[split] = SortDataset(dataset, sort_order=[shuffle])
+
+
+class Parts(FairseqDataset):
+    """Stretches of the items of a data set: item i is sizes[i] tokens of dataset[index[i]], from start[i] on."""
+
+    def __init__(self, dataset: FairseqDataset, index: np.ndarray, start: np.ndarray, sizes: np.ndarray):
+        super().__init__()
+        self.dataset, self.index, self.start, self.sizes = dataset, index, start, sizes
+
+    can_reuse_epoch_itr_across_epochs = True  # sizes do not change
+
+    def __len__(self):
+        return len(self.index)
+
+    def __getitem__(self, i):
+        return self.dataset[int(self.index[i])][self.start[i] : self.start[i] + self.sizes[i]]
+
+    def num_tokens(self, i: int) -> int:
+        return int(self.sizes[i])
+
+    size = num_tokens
+
+
+def cut_sentences(sentences: FairseqDataset, room: int, dictionary: Dictionary | None, end: int = 0) -> FairseqDataset:
+    """The same sentences, those of more than `room` tokens in parts: cut where the last possible word begins, or within
+    a word that is longer than that. end: number of tokens at the end of each sentence that are left out."""
+    sizes = np.asarray(sentences.sizes, dtype=np.int64) - end
+    if not end and not (sizes > room).any():
+        return sentences
+    symbols = dictionary.symbols if dictionary else []
+    index, starts, sizes = cut_long(sizes, lambda i: np.asarray(sentences[i]), room, symbols)
+    return Parts(sentences, index, starts, sizes)
 
 
 class SentencePairs(FairseqDataset):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lab import base
-from tupe.common.blocks import write_split
+from tupe.data.splits import write_split
 
 
 @pytest.fixture(scope="module")

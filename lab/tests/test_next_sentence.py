@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 from fairseq import checkpoint_utils, tasks, utils
+from fairseq.data import Dictionary
 from helpers import PLUGIN, fairseq_arguments, load, pretrain_arguments, split_documents, train, write_data
 from omegaconf import OmegaConf
-from plugin.test_masked_lm import DOCUMENTS, EOS, numbered, sentences
 
 from lab import further
 from tupe.checkpoints import swap
@@ -25,6 +25,33 @@ ROOT = PLUGIN.parent
 FOLDER = ROOT / "lab" / "next_sentence"
 utils.import_user_module(Namespace(user_dir=str(FOLDER)))
 from next_sentence import HEAD, MaskedLMNextSentence, SentencePairs  # noqa: E402
+
+EOS = 2
+
+
+def sentences(*documents):
+    """A stand-in for an indexed data set: lists of ids end in EOS, a document ends with an empty sentence."""
+
+    class Sentences(list):
+        pass
+
+    items = Sentences()
+    for document in documents:
+        items += [torch.tensor([*ids, EOS]) for ids in document] + [torch.tensor([EOS])]
+    items.sizes = [len(item) for item in items]
+    return items
+
+
+# Word ids tell where they come from: document * 100 + sentence * 10 + place.
+DOCUMENTS = [[[100 * d + 10 * s + p for p in range(3)] for s in range(6)] for d in range(1, 4)]
+
+
+def numbered(*words):
+    """A dictionary: of words of these pieces, in this order, after four special ones."""
+    dictionary = Dictionary()
+    for piece in words:
+        dictionary.add_symbol(piece)
+    return dictionary
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +164,7 @@ def test_masks_of_pairs_are_as_long_as_they_are_to_be(start, tmp_path):
         begun = sum((np.diff(row) == 1).sum() for row in masked)
         lengths.append(sum(row.sum() for row in masked) / begun)
     assert lengths[1] > 1.5 * lengths[0]
-    with pytest.raises(ValueError, match="mask_whole_words: not supported"):
+    with pytest.raises(ValueError, match="mask_whole_words=True: valid here: False"):
         train(arguments(data, checkpoint, tmp_path / "words", "--mask-whole-words"))
 
 

@@ -7,7 +7,7 @@ from helpers import write_run, write_runs
 from scipy.stats import pearsonr, ttest_ind_from_stats
 
 from lab import wang
-from tupe.common.glue import TASKS
+from tupe.data.glue import TASKS
 from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import summarise
 

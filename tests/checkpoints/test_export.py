@@ -27,10 +27,10 @@ from tupe.checkpoints import files as checkpoints
 from tupe.checkpoints.export import command, export, model_card
 from tupe.checkpoints.trained import read_model
 from tupe.common.architectures import ARCHITECTURES, ELECTRA
-from tupe.common.blocks import read_symbols
 from tupe.common.prepared import tokenizer_files
 from tupe.common.record import Record, write_together
 from tupe.common.safe_load import load_safely
+from tupe.data.splits import read_symbols
 from tupe.encoder import BLOCKS
 from tupe.plugin.model import TupeModel
 from tupe.plugin.pretrained import load_dictionary

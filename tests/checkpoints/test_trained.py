@@ -16,7 +16,7 @@ from tupe.checkpoints.export import export
 from tupe.checkpoints.files import as_file, write_model
 from tupe.checkpoints.trained import fingerprint, read_model
 from tupe.cli import main
-from tupe.common.blocks import read_symbols
+from tupe.data.splits import read_symbols
 from tupe.evaluation.loading import load_model
 
 

@@ -10,8 +10,8 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from helpers import HEADERS, ROWS, official_folder, write_lines
 
-from tupe.common.glue import TASKS, check_glue
 from tupe.corpus.glue import command, prepare, read_split
+from tupe.data.glue import TASKS, check_glue
 from tupe.text import TextEncoder
 
 # ---------------------------------------------------------------------------------------------------- official files

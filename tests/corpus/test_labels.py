@@ -14,9 +14,9 @@ from helpers import ENGLISH_WORDS, ended, fork_tupe, table
 
 from tupe.cli import main
 from tupe.common import glue
-from tupe.common.blocks import Split
-from tupe.common.glue import FIRST_LABEL, TASKS, check_glue, read_targets, task_of
 from tupe.common.record import Record, read
+from tupe.data.glue import FIRST_LABEL, TASKS, check_glue, read_targets, task_of
+from tupe.data.splits import Split
 
 CLASSES = ("none", "one", "two or more")  # of the cats
 

@@ -7,10 +7,10 @@ import pytest
 from corpus.test_engine import ONE, run, sentences, write_text
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from tupe.common.blocks import Split
 from tupe.common.prepared import tokenizer_files
 from tupe.common.record import write_together
 from tupe.corpus.vocabulary import TRAINED, read_tokenizer, train_tokenizer
+from tupe.data.splits import Split
 from tupe.text import TextEncoder
 
 TEXTS = [

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from tupe.common.blocks import read_symbols
+from tupe.data.splits import read_symbols
 from tupe.evaluation.likelihood import pseudo_log_likelihoods
 from tupe.evaluation.loading import file_names, labelled, load_model, text_block
 

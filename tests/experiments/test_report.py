@@ -11,7 +11,7 @@ from helpers import write_run, write_runs
 
 from tupe.cli import main
 from tupe.common import plotting
-from tupe.common.glue import TASKS
+from tupe.data.glue import TASKS
 from tupe.experiments import report
 from tupe.experiments.report import (
     NO_BETTER,

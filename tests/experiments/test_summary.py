@@ -11,7 +11,7 @@ import torch
 from helpers import least_checkpoint, write_data, write_run, write_runs
 
 from tupe.common import record
-from tupe.common.glue import TASKS
+from tupe.data.glue import TASKS
 from tupe.experiments.runs import Model, collect
 from tupe.experiments.summary import (
     PAPER_COLUMNS,

@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from helpers import Waits
 
-from tupe.common.glue import TASKS
+from tupe.data.glue import TASKS
 from tupe.plugin.criterion import ChunkedMaskedLmLoss
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel
 from tupe.plugin.glue import GlueCriterion

@@ -1,20 +1,19 @@
 """Fine-tuning: resuming, failures, and which settings are refused. The task is CoLA; any other would do."""
 
 import json
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from fairseq.data import data_utils
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.trainer import Trainer
 from helpers import finetune
 from omegaconf import OmegaConf
 
 from tupe.common.record import Record, read, state_of
+from tupe.data.batches import Epoch
+from tupe.data.examples import Examples
 from tupe.plugin import glue
-from tupe.plugin.finetune import FinetuneTask, check_end
+from tupe.plugin.finetune import check_end
 
 NO_SAVE = "checkpoint.no_save=true"
 
@@ -23,10 +22,9 @@ def epochs(count):
     return ["glue=cola", f"optimization.max_epoch={count}", "optimization.lr=[0.003]"]
 
 
-@pytest.mark.parametrize("grouped", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["", "by length"])
 @pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.thorough), "adamw_fused"])
-def test_a_killed_run_resumes_with_the_same_scores(optimizer, grouped, learnable, pretrained, tmp_path, monkeypatch):
-    options = [*epochs(3), f"task.group_by_length={grouped}", f"optimizer._name={optimizer}"]
+def test_a_killed_run_resumes_with_the_same_scores(optimizer, learnable, pretrained, tmp_path, monkeypatch):
+    options = [*epochs(3), f"optimizer._name={optimizer}"]
     finetune(learnable, pretrained, tmp_path / "whole", *options)
     step = Trainer.train_step
 
@@ -53,38 +51,9 @@ def test_the_fused_optimizer_trains_as_adam(learnable, pretrained, tmp_path):
         assert ours == {**theirs, "loss": pytest.approx(theirs["loss"], rel=1e-5)}
 
 
-@pytest.mark.parametrize(("count", "pool"), [(900, 200), (700, 172), (10, 4)])
-def test_group_by_length(count, pool):
-    """Pools of 50 batches, or of a quarter of all, sorted by length, of examples that are drawn anew for every seed and
-    epoch."""
-    sizes, batch_size = np.random.default_rng(0).integers(5, 60, size=count), 4
-    task = SimpleNamespace(cfg=SimpleNamespace(group_by_length=True, batch_size=batch_size, seed=1))
-    followed = []
-
-    def order(seed, epoch=1):
-        task.cfg.seed, dataset = seed, SimpleNamespace(set_epoch=followed.append)
-        FinetuneTask.set_batch_order(task, "train", dataset, sizes, np.arange(count))
-        dataset.set_epoch(epoch)
-        with data_utils.numpy_seed(seed):  # as fairseq 0.12 calls it, in every epoch
-            return dataset.ordered_indices()
-
-    first = order(1)
-    assert (order(1, epoch=2) != first).any() and followed == [1, 2]
-    assert sorted(first) == list(range(count)) and (first == order(1)).all() and (first != order(2)).any()
-    pools = [first[start : start + pool] for start in range(0, count, pool)]
-    assert all((np.diff(sizes[indices]) <= 0).all() for indices in pools)
-    assert sum(np.diff(sizes[first]) > 0) == len(pools) - 1  # and the next one begins with a long one
-    assert set(pools[0]) != set(order(2)[:pool])
-    padding = 1 - sizes.sum() / sum(batch_size * sizes[first[i]] for i in range(0, count, batch_size))
-    assert padding < 0.05 or count < 100  # 40 % in random batches
-    task.cfg.batch_size = None
-    with pytest.raises(ValueError, match="group_by_length needs dataset.batch_size"):
-        order(1)
-
-
 def test_validation_by_length_changes_no_score(learnable, pretrained, tmp_path, monkeypatch):
-    """Examples longest first, against the order of the file."""
-    lengths, forward, choose = [], glue.GlueCriterion.forward, FinetuneTask.set_batch_order
+    """Examples longest first, against another order."""
+    lengths, forward = [], glue.GlueCriterion.forward
 
     def record(criterion, model, sample, *args):
         if not model.training:
@@ -94,11 +63,11 @@ def test_validation_by_length_changes_no_score(learnable, pretrained, tmp_path, 
     monkeypatch.setattr(glue.GlueCriterion, "forward", record)
     finetune(learnable, pretrained, tmp_path / "sorted", *epochs(1), NO_SAVE)
     assert lengths == sorted(lengths, reverse=True) and len(set(lengths)) > 1
-    in_training_only = lambda self, split, *args: choose(self, split, *args) if split == "train" else None  # noqa: E731
-    monkeypatch.setattr(FinetuneTask, "set_batch_order", in_training_only)
-    finetune(learnable, pretrained, tmp_path / "as in the file", *epochs(1), NO_SAVE)
+    in_order = lambda examples, size, epoch=1: list(Epoch(len(examples), 1, size, 1))  # noqa: E731
+    monkeypatch.setattr(Examples, "longest_first", in_order)
+    finetune(learnable, pretrained, tmp_path / "in another order", *epochs(1), NO_SAVE)
     assert lengths[41:] != sorted(lengths[41:], reverse=True)
-    (ours,), (other,) = read(tmp_path / "sorted").scores, read(tmp_path / "as in the file").scores
+    (ours,), (other,) = read(tmp_path / "sorted").scores, read(tmp_path / "in another order").scores
     assert ours.pop("loss") == pytest.approx(other.pop("loss"), rel=1e-6) and ours == other
 
 

@@ -12,18 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
 from helpers import compose, fairseq_arguments, finetune, free_port, official_folder, table
 
 from tupe.checkpoints import convert
 from tupe.checkpoints.export import export
-from tupe.common.glue import TASKS, check_glue, glue_name, score
 from tupe.common.record import read
 from tupe.corpus import glue as glue_data
+from tupe.data.examples import Examples, collate
+from tupe.data.glue import TASKS, check_glue, glue_name, score
+from tupe.data.splits import write_split
 from tupe.evaluation.predict import predict_glue, zip_submission
 from tupe.modeling_tupe import TupeForSequenceClassification
-from tupe.plugin.glue import Pairs
-from tupe.training.glue import Examples, collate
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,35 +52,26 @@ def test_task_names():
         glue_name("squad")
 
 
-class Items:
-    """An indexed dataset of sequences that each end in </s> = 2."""
+def test_long_pairs_lose_tokens_of_the_longer_sentence(tmp_path):
+    def examples(limit, **lengths):
+        folder = tmp_path / f"{limit}" / "SST-2" if len(lengths) == 1 else tmp_path / f"{limit}" / "RTE"
+        for number, (first, counts) in enumerate(lengths.values()):
+            (folder / f"input{number}").mkdir(parents=True)
+            rows = [[*range(first, first + n), 2] for n in counts]
+            write_split(folder / f"input{number}" / "test", rows, 100)
+        (folder.parent / "dict.txt").write_text("".join(f"w{i} 1\n" for i in range(95)))
+        return Examples(folder, "test", limit)
 
-    def __init__(self, lengths, first):
-        self.items = [torch.arange(first, first + n + 1) for n in lengths]
-        for item in self.items:
-            item[-1] = 2
-        self.sizes = np.array([len(item) for item in self.items])
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, i):
-        return self.items[i]
-
-
-def test_long_pairs_lose_tokens_of_the_longer_sentence():
-    dictionary = Dictionary()
-    a, b = [3, 10, 2, 10, 9], [3, 2, 10, 10, 0]
-    pairs = Pairs(Items(a, 10), Items(b, 50), dictionary, limit=12)  # 4 special tokens, 8 others
-    kept = [pairs[i].tolist() for i in range(5)]
+    pairs = examples(12, a=(10, [3, 10, 2, 10, 9]), b=(50, [3, 2, 10, 10, 0]))  # 4 special tokens, 8 others
+    kept = [pairs[1, i][1] for i in range(5)]
     assert kept[0] == [0, 10, 11, 12, 2, 2, 50, 51, 52, 2]  # as sentence_prediction builds it
     assert [len(tokens) for tokens in kept] == pairs.sizes.tolist() == [10, 12, 12, 12, 12]
     assert kept[1] == [0, 10, 11, 12, 13, 14, 15, 2, 2, 50, 51, 2]
     assert kept[2] == [0, 10, 11, 2, 2, 50, 51, 52, 53, 54, 55, 2]
     assert kept[3] == [0, 10, 11, 12, 13, 2, 2, 50, 51, 52, 53, 2]
     assert kept[4] == [0, *range(10, 18), 2, 2, 2] and pairs.shortened == 4
-    single = Pairs(Items([3, 10], 10), None, dictionary, limit=6)
-    assert single[0].tolist() == [0, 10, 11, 12, 2] and single[1].tolist() == [0, 10, 11, 12, 13, 2]
+    single = examples(6, a=(10, [3, 10]))
+    assert single[1, 0] == (0, [0, 10, 11, 12, 2], None) and single[1, 1] == (1, [0, 10, 11, 12, 13, 2], None)
 
 
 # ------------------------------------------------------------------------------------------------------------ scores

@@ -9,13 +9,10 @@ from click.testing import CliRunner
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 from helpers import (
-    ended,
     finetune,
     fork,
-    fork_tupe,
     load,
     pretrain_arguments,
-    print_into,
     train,
     train_recipe,
     write_data,
@@ -283,36 +280,12 @@ def test_batches_are_counted_over_all_processes(data, tmp_path, monkeypatch):
     assert "distributed_training.distributed_world_size" in differ and config["optimization.update_freq"] == [4]
 
 
-def test_a_run_in_other_batches_is_told_what_to_type(data, begun):
+def test_a_run_in_other_batches_is_the_same_run(data, begun):
     """With as many sequences in an update, as on another number of processes."""
-    log, flags = begun / "log", ["--batch-size=2", "--update-freq=2"]
-    said = f"{begun} holds a run with batches of 1 x 4 sequences in an update, here of 2 x 2; to go on with it: "
-    words = pretrain_arguments(data, begun, *LONGER, *flags)
-    assert ended(fork(lambda: (print_into(log), cli_main()), "fairseq-train", *words)) == 2
-    assert f"{said}--batch-size 4 --update-freq 1\n" in log.read_text()
-    tupe = ["pretrain", f"--data={data}", f"--output={begun}", "--gpus=0", "--arch=tupe_r_tiny", "--allocator=none"]
-    tupe += ["--tokens-per-sample=24", "--lr=[0.01]", "--warmup-updates=2", "--num-workers=0", "--max-update=5"]
-    assert ended(fork_tupe(*tupe, *flags, log=log)) == 2
-    assert log.read_text().endswith(f"{said}--batch-size 4 --update-freq 1\n")
-    tupe += ["--batch-size=4"]
-    assert ended(fork_tupe(*tupe, "--micro-batch-size=2", log=log)) == 2
-    assert log.read_text().endswith(f"{said}--micro-batch-size 4\n")
-    assert ended(fork_tupe(*tupe, "--micro-batch-size=4", log=log)) == 0 and read(begun).budget == {"max_update": 5}
-
-
-@pytest.mark.parametrize("processes, typed, said", [
-    (2, None, "to go on with it: --micro-batch-size 32"),
-    (4, record.BY_FLAGS, "to go on with it: --batch-size 32 --update-freq 2"),
-    (8, "dataset.batch_size={} optimization.update_freq=[{}]", "dataset.batch_size=32 optimization.update_freq=[1]"),
-    (16, None, "to go on with it: a number of processes of 1, 2, 4, 8, not 16"),
-])  # fmt: skip
-def test_the_batches_of_a_run_on_other_processes(processes, typed, said):
-    pairs = {"dataset.batch_size": (None, 16), "optimization.update_freq": ([8], [16])}
-    message = record.another("run", pairs, {"dataset.batch_size": 32}, processes, typed)
-    assert message.startswith("run holds a run with batches of 8 x 32 sequences in an update, here of 16 x 16; ")
-    assert message.endswith(said) and "remove" not in message
-    for other in ({**pairs, "seed": (1, 2)}, {**pairs, "optimization.update_freq": ([8], [8])}):
-        assert "; choose another folder or remove it" in record.another("run", other, None, processes)
+    train(pretrain_arguments(data, begun, *LONGER, "--batch-size=2", "--update-freq=2"))
+    assert read(begun).changes[-1]["dataset.batch_size"] == [4, 2] and read(begun).state == "finished"
+    with pytest.raises(ValueError, match=r"holds another run \(optimization.update_freq"):
+        train(pretrain_arguments(data, begun, *LONGER, "--batch-size=2", "--update-freq=1"))
 
 
 EPOCH = ["glue=cola", "optimization.lr=[1e-3]", "dataset.num_workers=0"]
@@ -329,7 +302,7 @@ def test_fine_tuning_is_compared_too(learnable, pretrained, tmp_path):
     finetune(data, start, folder, *words)
     (data / "MNLI" / "input0" / "train.bin").write_bytes(b"another task")
     finetune(data, start, folder, *words)
-    for more in ("+model.dropout=0.3", "dataset.batch_size=6", "+task.group_by_length=true"):
+    for more in ("+model.dropout=0.3", "dataset.batch_size=6"):
         with pytest.raises(ValueError, match="holds another run"):
             finetune(data, start, folder, *words, more)
     labels = data / "CoLA" / "label" / "valid.bin"

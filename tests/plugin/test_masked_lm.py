@@ -3,11 +3,12 @@ run."""
 
 import hashlib
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary, TokenBlockDataset, data_utils, indexed_dataset
+from fairseq.data import Dictionary, data_utils, indexed_dataset
 from helpers import (
     PLUGIN,
     build,
@@ -23,76 +24,10 @@ from omegaconf import OmegaConf
 from tupe.common.record import read
 from tupe.encoder import second_segment
 from tupe.evaluation.loading import load_model
-from tupe.plugin.masked_lm import (
-    TupeMaskedLMConfig,
-    TupeMaskedLMTask,
-    cut_sentences,
-    with_text,
-)
+from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
 from tupe.plugin.schedule import count_updates
 
 EOS = 2
-
-
-def sentences(*documents):
-    """A stand-in for an indexed data set: lists of ids end in EOS, a document ends with an empty sentence."""
-
-    class Sentences(list):
-        pass
-
-    items = Sentences()
-    for document in documents:
-        items += [torch.tensor([*ids, EOS]) for ids in document] + [torch.tensor([EOS])]
-    items.sizes = [len(item) for item in items]
-    return items
-
-
-# Word ids tell where they come from: document * 100 + sentence * 10 + place.
-DOCUMENTS = [[[100 * d + 10 * s + p for p in range(3)] for s in range(6)] for d in range(1, 4)]
-
-
-def numbered(*words):
-    """A dictionary: of words of these pieces, in this order, after four special ones."""
-    dictionary = Dictionary()
-    for piece in words:
-        dictionary.add_symbol(piece)
-    return dictionary
-
-
-@pytest.mark.parametrize("marks", [["▁a", "b"], ["a@@", "b"]], ids=["sentencepiece", "bpe codes"])
-def test_long_sentences_are_cut_where_words_begin_and_nothing_is_lost(marks):
-    begin, go_on = (4, 5) if marks[0][0] == "\u2581" else (5, 4)  # ids of pieces; of codes, @@ says that a word goes on
-    rng = np.random.default_rng(0)
-    for room in (2, 3, 8):
-        lengths = rng.integers(room + 3, size=40)
-        words = [[begin, *[go_on] * n] if begin == 4 else [*[go_on] * n, begin] for n in lengths]
-        document = [sum(words[i : i + 5], []) for i in range(0, 40, 5)]
-        lines = sentences(document)
-        parts = cut_sentences(lines, room, numbered(*marks))
-        assert torch.cat(list(parts)).tolist() == torch.cat(list(lines)).tolist()
-        assert [len(part) for part in parts] == parts.sizes.tolist() and max(parts.sizes) <= room
-        assert sum(size == 1 for size in parts.sizes) - 1 == sum(part.tolist() in ([4], [5]) for part in parts)
-        for i in range(1, len(parts)):  # nothing more of the next word would have fitted, or the cut is between words
-            before, after = parts[i - 1].tolist(), parts[i].tolist()
-            between = after[0] == begin if begin == 4 else before[-1] == begin
-            assert before[-1] == EOS or between or len(before) >= room - 1, (before, after)
-
-
-def test_sentences_that_fit_are_not_touched():
-    lines = sentences([[4, 5], [5] * 7])
-    assert [cut_sentences(lines, room, numbered("a", "b")) is lines for room in (8, 7)] == [True, False]
-
-
-def test_blocks_without_text_are_left_out():
-    lines = sentences([[5] * 7], [[6] * 7], [[7]])  # a full block, the end of its document, ...
-    sizes = np.array(lines.sizes)
-    blocks = TokenBlockDataset(lines, sizes, 8, pad=1, eos=EOS, break_mode="complete")
-    assert [EOS] in [block.tolist() for block in blocks]
-    kept = with_text(blocks, EOS)
-    assert [b.tolist() for b in kept] == [b.tolist() for b in blocks if b.tolist() != [EOS]]
-    assert kept.sizes.tolist() == [len(block) for block in kept]
-    one = TokenBlockDataset(sentences([[5], [6]])[:2], np.array([2, 2]), 8, pad=1, eos=EOS, break_mode="complete")
-    assert with_text(one, EOS) is one
 
 
 def transcripts(folder, lines=30, valid_lines=10, words=100):
@@ -122,7 +57,7 @@ def test_text_without_full_stops_is_trained_on(tmp_path):
 
 
 def test_left_out_as_by_fairseq(start, tmp_path):
-    """A few long sentences: the same blocks and masks as those of masked_lm, and their share is in the record."""
+    """A few long sentences: an epoch has the blocks of masked_lm, and their share is in the record."""
     data = write_data(tmp_path / "data")
     dictionary = Dictionary.load(str(data / "dict.txt"))
     lines = [line.clone() for line in data_utils.load_indexed_dataset(str(data / "train"), dictionary)]
@@ -134,13 +69,13 @@ def test_left_out_as_by_fairseq(start, tmp_path):
     seen = {name: [] for name in ("masked_lm", "skip", "cut")}
 
     def run(name, *options):
-        words = [*options, "--num-workers=0", "--no-save", "--max-update=11"]
-        arguments = pretrain_arguments(data, tmp_path / name, *words)
-        return train(arguments, on_step=lambda batches: seen[name].extend(rows(batch).tobytes() for batch in batches))
+        words = [*options, "--num-workers=0", "--no-save", "--max-epoch=1", "--max-update=99"]
+        train(pretrain_arguments(data, tmp_path / name, *words), on_step=lambda batches: seen[name].extend(batches))
+        texts = [torch.where(b["target"].ne(1), b["target"], b["net_input"]["src_tokens"]) for b in seen[name]]
+        return sorted(bytes(row[row != 1].numpy()) for rows in texts for row in rows)
 
     stock = run("masked_lm", "--task=masked_lm")
     assert run("skip", "--long-sentences=skip") == stock != run("cut")
-    assert seen["skip"] == seen["masked_lm"] != seen["cut"]
     share = 31 / sum(map(len, lines))
     assert read(tmp_path / "skip").left_out == {"train": pytest.approx(share), "valid": 0.0} and 0.01 < share < 0.05
     assert read(tmp_path / "cut").left_out == {"train": 0.0, "valid": 0.0}
@@ -234,18 +169,21 @@ def rows(batch):
 
 @pytest.mark.thorough
 def test_from_scratch_it_is_fairseqs_masked_lm(start, tmp_path):
-    """The same batches, masks, losses and weights, with data workers and into the second epoch."""
+    """The same blocks and masks in each of two epochs, in another order."""
     data, _ = start
     seen = {"masked_lm": [], "tupe_masked_lm": []}
-
-    def run(task):
-        arguments = pretrain_arguments(data, tmp_path / task, f"--task={task}", "--max-update=11")
-        return train(arguments, on_step=lambda batches: seen[task].extend(rows(batch).tobytes() for batch in batches))
-
-    assert run("masked_lm") == run("tupe_masked_lm")
-    assert seen["masked_lm"] == seen["tupe_masked_lm"] and len(seen["masked_lm"]) == 11
-    one, other = (load(tmp_path / task / "checkpoint_last.pt")["model"] for task in seen)
-    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    for task, found in seen.items():
+        words = [f"--task={task}", "--max-epoch=2", "--max-update=99"]
+        train(
+            pretrain_arguments(data, tmp_path / task, *words),
+            on_step=lambda batches, found=found: found.extend(row[row != 1] for b in batches for row in rows(b)),
+        )
+    stock, ours = seen.values()
+    size = len(ours) // 2
+    assert len(stock) == len(ours) == 2 * size
+    for part in (slice(size), slice(size, None)):
+        assert sorted(map(bytes, stock[part])) == sorted(map(bytes, ours[part]))
+    assert [*map(bytes, stock)] != [*map(bytes, ours)]
     assert not (tmp_path / "masked_lm" / "record.json").exists()
 
 
@@ -288,9 +226,9 @@ def test_held_out_masks_and_order_are_the_same_for_every_seed(start):
         task = TupeMaskedLMTask.setup_task(OmegaConf.structured(config))
         task.load_dataset(split)
         data = task.dataset(split)
-        order = data.ordered_indices().tolist()
-        lengths = [data.size(i)[0] if isinstance(data.size(i), tuple) else data.size(i) for i in order]
-        return data.collater([data[i] for i in order])["target"].tolist(), lengths
+        order = [item for batch in data.batches(8, 1) for item in batch]
+        lengths = [int(data.sizes[i]) for _, i in order]
+        return data.collater([data[item] for item in order])["target"].tolist(), lengths
 
     (targets, lengths), train = batches("valid", 1), batches("train", 1)
     assert (targets, lengths) == batches("valid", 2) and targets != train[0]
@@ -298,7 +236,7 @@ def test_held_out_masks_and_order_are_the_same_for_every_seed(start):
     assert lengths != sorted(lengths)
 
 
-def test_updates_are_counted_in_the_shard_of_each_epoch(start, tmp_path):
+def test_an_epoch_is_all_of_several_folders(start, tmp_path):
     def count(data, epochs):
         config = TupeMaskedLMConfig(data=str(data), seed=1, tokens_per_sample=24, finetune_from_model=None)
         dataset = {"train_subset": "train", "max_tokens": None, "batch_size": 4, "required_batch_size_multiple": 1}
@@ -311,7 +249,19 @@ def test_updates_are_counted_in_the_shard_of_each_epoch(start, tmp_path):
 
     one, other = start[0], write_data(tmp_path / "other", lines=20)
     assert count(one, 1) != count(other, 1)
-    assert count(f"{one}:{other}", 3) == 2 * count(one, 1) + count(other, 1)
+    assert count(f"{one}:{other}", 3) == 3 * count(f"{one}:{other}", 1)
+    assert count(one, 1) < count(f"{one}:{other}", 1) <= count(one, 1) + count(other, 1)
+
+
+def test_several_folders_are_trained_on_and_resumed(start, tmp_path):
+    """By both engines alike: the text of all in every epoch."""
+    other = write_data(tmp_path / "other", lines=30, valid_lines=0)
+    shutil.copy(start[0] / "dict.txt", other)
+    both, short = f"{start[0]}:{other}", ["--num-workers=0", "--dropout=0", "--attention-dropout=0"]
+    whole = train(pretrain_arguments(both, tmp_path / "whole", *short))
+    assert len(whole) == 14
+    first = train(pretrain_arguments(both, tmp_path / "parts", *short, "--max-update=5", "--total-num-update=14"))
+    assert first + train(pretrain_arguments(both, tmp_path / "parts", *short)) == whole
 
 
 def test_models_of_one_seed_train_on_the_same_batches(start, tmp_path):

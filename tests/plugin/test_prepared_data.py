@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tupe.cli import main
-from tupe.common.blocks import check_split, read_symbols
+from tupe.data.splits import check_split, read_symbols
 from tupe.evaluation.loading import load_model, text_block
 
 HERE = ["--gpus=0", "--num-workers=0", "--allocator=none"]

@@ -17,6 +17,9 @@ from helpers import CONFIGS, PLUGIN, fork, free_port, load, pretrain_arguments, 
 
 from tupe.attention import NORMALISERS
 from tupe.cli.train import pretrain
+from tupe.data.batches import Epoch
+from tupe.data.blocks import Blocks
+from tupe.data.splits import read_symbols
 from tupe.plugin import saving
 from tupe.plugin.resume import position_in_epoch
 from tupe.plugin.saving import resume_from_newest
@@ -152,12 +155,17 @@ def test_position_follows_the_number_of_processes(caplog):
         position_in_epoch(state(4, 1), 1, 24, False)
 
 
-def test_resuming_with_other_batches_is_refused(data, full_run, tmp_path):
-    restore = f"--restore-file={full_run[0]}/checkpoint_1_4.pt"
+def test_other_batches_go_on_at_the_same_place(data, full_run, tmp_path):
+    seen, restore = [], f"--restore-file={full_run[0]}/checkpoint_1_4.pt"
+    more = [restore, "--batch-size=2", "--max-update=6", "--num-workers=0"]
+    train(pretrain_arguments(data, tmp_path / "here", *more), lambda batches: seen.extend(batches))
+    count = len(Blocks(data / "train", 24, read_symbols(data)))
+    expected = [Epoch(count, 1, 2, 1)[number] for number in (8, 9)]
+    assert [[(1, i) for i in batch["id"].tolist()] for batch in seen] == expected
     with pytest.raises(ValueError, match="the position in the data is lost"):
-        train(pretrain_arguments(data, tmp_path, restore, "--batch-size=2", "--num-workers=0"))
-    more = ["--batch-size=2", "--update-freq=2", "--reset-dataloader", "--max-update=5", "--num-workers=0"]
-    assert len(train(pretrain_arguments(data, tmp_path, restore, *more))) == 1
+        train(pretrain_arguments(data, tmp_path / "other", restore, "--tokens-per-sample=20", "--num-workers=0"))
+    more = [restore, "--tokens-per-sample=20", "--reset-dataloader", "--max-update=5", "--num-workers=0"]
+    assert len(train(pretrain_arguments(data, tmp_path / "anew", *more))) == 1
 
 
 def test_iterator_continues_on_another_number_of_processes():

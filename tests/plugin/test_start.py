@@ -175,8 +175,7 @@ def test_the_split_reaches_the_run_and_pools_of_fine_tuning(data, learnable, pre
     begun = []
 
     def begin(record, config, task):
-        begun.append((config.dataset.batch_size, list(config.optimization.update_freq), task.cfg.get("batch_size")))
-        assert "task.batch_size" not in record.config
+        begun.append((config.dataset.batch_size, list(config.optimization.update_freq)))
         raise SystemExit
 
     monkeypatch.setattr("tupe.plugin.run.begin", begin)
@@ -186,8 +185,8 @@ def test_the_split_reaches_the_run_and_pools_of_fine_tuning(data, learnable, pre
     with pytest.raises(SystemExit):
         train_recipe("pretrain", "model._name=tupe_r_tiny", f"task.data={data}", f"checkpoint.save_dir={tmp_path}", two)
     with pytest.raises(SystemExit):
-        finetune(learnable, pretrained, tmp_path / "x", "glue=cola", "+task.group_by_length=true", two)
-    assert begun == [(32, [4], None), (6, [1], 6)]
+        finetune(learnable, pretrained, tmp_path / "x", "glue=cola", two)
+    assert begun == [(32, [4]), (6, [1])]
 
 
 @pytest.mark.thorough

@@ -151,6 +151,25 @@ def train_two(data, folder, *more):
     return [process.exitcode for process in processes]
 
 
+@pytest.mark.thorough
+def test_a_run_goes_on_with_other_processes_and_batches(data, tmp_path):
+    """The same losses, whatever divides an update: the blocks and masks are the same."""
+    words = ["--dropout=0", "--attention-dropout=0", "--num-workers=0", "--total-num-update=14"]
+
+    def go_on(updates, *more):
+        return train(pretrain_arguments(data, tmp_path / "parts", *words, f"--max-update={updates}", *more))
+
+    whole = train(pretrain_arguments(data, tmp_path / "whole", *words))
+    found = go_on(5, "--batch-size=1", "--update-freq=4")
+    assert train_two(data, tmp_path / "parts", "--batch-size=2", "--max-update=7") == [0, 0]
+    found += whole[5:7] + go_on(14, "--batch-size=2", "--update-freq=2")
+    assert len(found) == 14
+    assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in whole], rel=1e-5)
+    one, two = (read(tmp_path / name).scores for name in ("whole", "parts"))
+    scored = {entry["num_updates"]: entry["loss"] for entry in two}
+    assert all(scored[entry["num_updates"]] == pytest.approx(entry["loss"], rel=1e-5) for entry in one)
+
+
 def test_what_takes_long_on_a_cpu_is_allowed_in_every_process(data, tmp_path, monkeypatch):
     started = []
     monkeypatch.setattr(launch, "run_torchrun", started.append)

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from tupe.checkpoints.files import as_file
 from tupe.cli import main
 from tupe.common.record import REFUSED, STOPPED, fingerprint, read, updates_of
+from tupe.data.examples import Examples, collate
 from tupe.experiments.grid import Sweep
 from tupe.experiments.sweep import keep_best_checkpoint
 from tupe.modeling_tupe import TupeForSequenceClassification
-from tupe.training.glue import Examples, collate
 from tupe.training.run import checkpoints
 
 TINY = ["--gpus=0", "--allocator=none", "--num-workers=0", "--batch-size=12", "--lr=1e-3", "--max-epoch=2"]

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..common import record
 from ..common.architectures import architecture_of
-from ..common.blocks import read_symbols
-from ..common.glue import TASKS, Glue, glue_name, own_task
 from ..common.options import shorten_list, split_files
 from ..common.safe_load import NOT_OURS, load_safely, num_updates, read_config, tensors_of
+from ..data.glue import TASKS, Glue, glue_name, own_task
+from ..data.splits import read_symbols
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig, names_in
 from ..names import ELECTRA, split_size
 from ..positions import canonical, format_value, is_loaded

@@ -100,7 +100,10 @@ class Record:
         names = [*self.IDENTITY, "budget"] if self.pretrained or self.metrics else self.IDENTITY
         pairs = {name: (getattr(earlier, name), getattr(self, name)) for name in names}
         longer = OF_BUDGET if self.budget != earlier.budget else set()
-        pairs.update({name: pair for name, pair in self._settings(earlier) if not (may_change(name) or name in longer)})
+        settings = {name: pair for name, pair in self._settings(earlier) if not (may_change(name) or name in longer)}
+        if settings.keys() <= BATCH and sequences_of(earlier.config) == sequences_of(self.config):
+            settings = {}  # as many sequences in an update, otherwise divided
+        pairs.update(settings)
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def _settings(self, earlier):
@@ -188,44 +191,25 @@ def begun(folder: str | Path) -> Record | None:
 
 
 BATCH = {"dataset.batch_size", "optimization.update_freq"}  # the second times the number of processes
-BY_FLAGS = "--batch-size {} --update-freq {}"
 
 
-def another(
-    folder: str | Path, differences: dict, defaults: dict | None = None, processes: int = 1, typed: str | None = None
-) -> str:  # fmt: skip
-    """What to say of a folder that holds another run. differences: see `Record`; defaults: {name: default}. processes:
-    of the run here; typed: how it is told the size of its batches and the number of its steps, if not as `tupe` is."""
+def sequences_of(config: dict) -> list:
+    """Numbers of sequences, or of batches of `max_tokens`, in an update (of one epoch each, if they differ)."""
+    size, steps = config.get("dataset.batch_size"), config.get("optimization.update_freq") or [1]
+    return [size * each for each in steps] if size else steps
 
-    def filled(name, value):
-        return (defaults or {}).get(name) if value is None else value
+
+def another(folder: str | Path, differences: dict, defaults: dict | None = None) -> str:
+    """What to say of a folder that holds another run. differences: see `Record`; defaults: {name: default}."""
 
     def said(name, value):
         if value is None and name.startswith("model.") and "architecture" in differences:
             return "the architecture's"  # `defaults` are those of the one here
-        value = filled(name, value)
+        value = (defaults or {}).get(name) if value is None else value
         return "none" if value in ("", None) else value
 
-    if differences.keys() == BATCH:
-        sizes, steps = ([filled(name, value) for value in differences[name]] for name in sorted(BATCH))
-        if all(sizes) and [len(each) for each in steps] == [1, 1] and sizes[0] * steps[0][0] == sizes[1] * steps[1][0]:
-            return _split_otherwise(folder, sizes, [each[0] for each in steps], processes, typed)
     parts = [f"{name} {said(name, old)} there, {said(name, new)} here" for name, (old, new) in differences.items()]
     return f"{folder} holds another run ({'; '.join(parts)}); choose another folder or remove it"
-
-
-def _split_otherwise(folder, sizes, batches, processes, typed):
-    """What to say of a run with as many sequences in an update, but other batches, which are what is shuffled. sizes,
-    batches: (there, here)."""
-    there, here = (f"{count} x {size}" for count, size in zip(batches, sizes, strict=True))
-    begun = f"{folder} holds a run with batches of {there} sequences in an update, here of {here}"
-    if batches[0] % processes:
-        valid = ", ".join(str(n) for n in range(1, batches[0] + 1) if batches[0] % n == 0)
-        return f"{begun}; to go on with it: a number of processes of {valid}, not {processes}"
-    if typed is None:
-        by_step = any(word.partition("=")[0] == "--update-freq" for word in sys.argv)
-        typed = BY_FLAGS if by_step else "--micro-batch-size {}"
-    return f"{begun}; to go on with it: {typed.format(sizes[0], batches[0] // processes)}"
 
 
 def updates_of(folder: str | Path) -> int:

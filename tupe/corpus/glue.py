@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 
 from ..common import options
-from ..common.blocks import write_split
-from ..common.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..common.options import shorten, shorten_list
 from ..common.prepared import check_name, check_replaced, encoding, worker
 from ..common.record import naming, write_atomically
+from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
+from ..data.splits import write_split
 from ..normaliser import is_blank
 
 TEST_ROWS = {  # of the official test sets

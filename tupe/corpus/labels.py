@@ -9,9 +9,9 @@ import click
 import numpy as np
 
 from ..common import options
-from ..common.glue import METRICS, TASKS, Glue
 from ..common.options import shorten, shorten_list, task_key
 from ..common.prepared import check_name, check_replaced, encoding, tasks_in
+from ..data.glue import METRICS, TASKS, Glue
 from .glue import describe, prepare_task, remove_partial
 from .readers import read_fields
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common.blocks import write_index
+from ..data.splits import write_index
 from ..normaliser import UNK, WHOLE, Normaliser, Raw
 from ..text import TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read

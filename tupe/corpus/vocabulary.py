@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common.blocks import type_of_ids
+from ..data.splits import type_of_ids
 from ..normaliser import PLACEHOLDERS, SPACE
 from ..text import MASK, TextEncoder, load_sentencepiece, load_tokenizer
 

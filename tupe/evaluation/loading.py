@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.trained import BOS, check_dictionary, read_model
-from ..common.blocks import HELD_OUT_SEED, Split
+from ..data.blocks import Blocks
+from ..data.masks import MaskedBlocks
+from ..data.splits import HELD_OUT_SEED, Split, folders_of
 from ..text import MASK
-from ..training.data import Blocks, MaskedBlocks
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
     from ..modeling_tupe import TupeForMaskedLM
@@ -47,7 +48,7 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
     Raises ValueError if the checkpoint cannot be read, or the dictionary is not there.
     """
     trained = read_model(checkpoint, mmap=True)
-    folder = Path(str(data or trained.task["data"]).split(":")[0])
+    folder = folders_of(str(data or trained.task["data"]))[0]
     if not (folder / "dict.txt").is_file():
         raise ValueError(f"{checkpoint}: {folder} has no dict.txt; give the folder of its dict.txt with --data")
     symbols = check_dictionary(trained.weights, folder / "dict.txt")

@@ -19,13 +19,14 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from ..common.blocks import Split
 from ..common.options import FOLDER, QuietCommand, output, seed
 from ..common.record import write_atomically
 from ..common.tables import TextTable
+from ..data.blocks import PAD
+from ..data.masks import IGNORED, pad
+from ..data.splits import Split
 from ..normaliser import UNSPACED
 from ..text import TextEncoder
-from ..training.data import IGNORED, PAD, pad
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import HeldOut, file_names, labelled, load_model, logits_at, text_block
 from .minimal_pairs import credit

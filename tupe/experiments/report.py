@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 
 from ..common import options, plotting
 from ..common.architectures import split_size
-from ..common.glue import TASKS
 from ..common.record import write_atomically
 from ..common.tables import TextTable
+from ..data.glue import TASKS
 from .runs import EPOCHS, Collection, Model, collect, with_unit
 from .summary import (
     COLUMNS,

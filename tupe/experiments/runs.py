@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..common import record
-from ..common.glue import TASKS, own_task
 from ..common.record import Record
+from ..data.glue import TASKS, own_task
 from .grid import Sweep
 
 EPOCHS = {"best": "best epoch of each run", "last": "last epoch of each run"}

@@ -15,8 +15,8 @@ from scipy.stats import pearsonr
 from ..checkpoints.trained import read_model, updates_of
 from ..common import record
 from ..common.architectures import split_size
-from ..common.blocks import Split
-from ..common.glue import TASKS, score
+from ..data.glue import TASKS, score
+from ..data.splits import Split, prefixes_of
 from ..evaluation.loading import load_model
 from ..evaluation.probes import identical_word_attention, measures
 from .runs import Model
@@ -204,12 +204,14 @@ def counterpart(table: dict, model: Model) -> dict | None:
 def unigram_entropy(data: str | Path) -> float:
     """Nats per token of the training text's unigram distribution: the loss of a model that knows only frequencies.
 
-    data: folder of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
+    data: folders of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
     """
-    tokens, counts = Split(Path(data) / "train").tokens, np.zeros(0)
-    for start in range(0, len(tokens), 2**20):  # the text may be larger than memory
-        found = np.bincount(tokens[start : start + 2**20], minlength=len(counts))
-        counts = found + np.pad(counts, (0, len(found) - len(counts)))
+    counts = np.zeros(0)
+    for prefix in prefixes_of(data, "train"):
+        tokens = Split(prefix).tokens
+        for start in range(0, len(tokens), 2**20):  # the text may be larger than memory
+            found = np.bincount(tokens[start : start + 2**20], minlength=len(counts))
+            counts = found + np.pad(counts, (0, len(found) - len(counts)))
     p = counts[counts > 0] / counts.sum()
     return float(-(p * np.log(p)).sum())
 

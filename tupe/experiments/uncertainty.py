@@ -10,8 +10,8 @@ import numpy as np
 
 from ..common import record
 from ..common.architectures import ELECTRA, split_size, with_size
-from ..common.glue import METRICS, TASKS
 from ..common.tables import TextTable
+from ..data.glue import METRICS, TASKS
 from .runs import Collection, FinishedRun, Model, settings_of, settings_text
 from .statistics import Contrast, contrast
 from .summary import Summary, score_name

@@ -1,15 +1,12 @@
 """What tasks of fine-tuning share: they start from a pre-trained checkpoint and are scored after every epoch."""
 
-import functools
 import logging
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
-import numpy as np
 from fairseq.criterions import FairseqCriterion
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import Dictionary
 from fairseq.logging import metrics
 from fairseq.logging.meters import MetersDict
 from fairseq.models import BaseFairseqModel
@@ -17,26 +14,20 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
 from ..common.active import is_out_of_memory
+from .ordered import OrderedTask
 from .pretrained import load_dictionary
 from .run import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
 
-POOL, POOLS = 50, 4  # batches in a pool of `Pools` at most, pools of an epoch at least: as in Hugging Face's Trainer
-
 
 @dataclass
 class FinetuneConfig(RecordedTaskConfig):
-    group_by_length: bool = field(
-        default=False,
-        metadata={"help": "examples of about one length share a batch of training; the paper draws batches at random"},
-    )
-    # Taken from other sections of the configuration; not options of their own.
+    # Taken from another section of the configuration; not an option of its own.
     seed: int = II("common.seed")
-    batch_size: Optional[int] = II("dataset.batch_size")  # noqa: UP045  (fairseq reads this spelling)
 
 
-class FinetuneTask(RecordedTask, FairseqTask):
+class FinetuneTask(OrderedTask, RecordedTask, FairseqTask):
     """Base of tasks that fine-tune a checkpoint and keep its structure.
 
     It reads the dictionary in `cfg.data` and computes scores over whole splits. A subclass defines `metrics`,
@@ -78,29 +69,6 @@ class FinetuneTask(RecordedTask, FairseqTask):
     def max_positions(self) -> int:
         """The model's longest input, special tokens included."""
         return self._max_positions
-
-    def set_batch_order(self, split: str, dataset: FairseqDataset, sizes: np.ndarray, shuffled: np.ndarray) -> None:
-        """Choose the order of examples from which fairseq cuts the batches of an epoch.
-
-        sizes: number of tokens of every example. shuffled: their order in training, the same in every epoch, unless
-        `group_by_length` is set. All other splits begin with the longest, so that batches have little padding.
-        Raises ValueError for `group_by_length` without a batch size.
-        """
-        order = functools.partial(np.asarray, shuffled)
-        if split != "train":
-            order = functools.partial(np.argsort, -sizes, kind="stable")
-        elif self.cfg.group_by_length:
-            if not self.cfg.batch_size:
-                raise ValueError("group_by_length needs dataset.batch_size: its pools are a number of batches")
-            pool = min(POOL, max(len(sizes) // (POOLS * self.cfg.batch_size), 1)) * self.cfg.batch_size
-            # fairseq 0.12 seeds numpy alike for every epoch
-            order, set_epoch = Pools(sizes, pool, self.cfg.seed), dataset.set_epoch
-            dataset.set_epoch = lambda epoch: (set_epoch(epoch), order.set_epoch(epoch))
-        dataset.ordered_indices = order
-
-    def can_reuse_epoch_itr(self, dataset: FairseqDataset) -> bool:
-        """Whether fairseq may keep the batches of the first epoch."""
-        return super().can_reuse_epoch_itr(dataset) and not self.cfg.group_by_length
 
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self._training:
@@ -171,22 +139,6 @@ class FinetuneTask(RecordedTask, FairseqTask):
         folder.mkdir(parents=True, exist_ok=True)
         for tag in ["last"] + ["best"] * best:
             self.write_predictions(split, folder / f"{split}_{tag}")
-
-
-class Pools:
-    """All indices in an order that follows from seed and epoch, then every `pool` of them sorted, the longest first.
-    fairseq shuffles the batches it makes of them."""
-
-    def __init__(self, sizes: np.ndarray, pool: int, seed: int):
-        self.sizes, self.pool, self.seed, self.epoch = sizes, pool, seed, 1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __call__(self) -> np.ndarray:
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.sizes))
-        pools = [order[start : start + self.pool] for start in range(0, len(order), self.pool)]
-        return np.concatenate([indices[np.argsort(-self.sizes[indices], kind="stable")] for indices in pools])
 
 
 class FinetuneCriterion(FairseqCriterion):

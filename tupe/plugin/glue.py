@@ -1,4 +1,4 @@
-"""A fairseq task and criterion for GLUE, whose tasks and scores are in `tupe.common.glue`.
+"""A fairseq task and criterion for GLUE, whose tasks and scores are in `tupe.data.glue`.
 
 B batch, L length of a pair of sentences with its special tokens, K classes (1 for a regression).
 """
@@ -7,30 +7,21 @@ import functools
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import register_criterion
-from fairseq.data import (
-    BaseWrapperDataset,
-    Dictionary,
-    FairseqDataset,
-    IdDataset,
-    NestedDictionaryDataset,
-    NumelDataset,
-    NumSamplesDataset,
-    RawLabelDataset,
-    RightPadDataset,
-    data_utils,
-)
+from fairseq.data import Dictionary
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqDataclass, register_task
 from omegaconf import II, MISSING, DictConfig
 
-from ..common.glue import TASKS, check_glue, glue_name, lengths, own_task, read_targets, score, write_predictions
 from ..common.options import shorten_list
+from ..data import examples
+from ..data.batches import Epoch
+from ..data.glue import TASKS, glue_name, own_task, read_targets, score, write_predictions
 from .criterion import count_tokens
 from .finetune import FinetuneConfig, FinetuneCriterion, FinetuneTask
+from .ordered import Items
 
 
 @dataclass
@@ -40,42 +31,18 @@ class GlueConfig(FinetuneConfig):
     classification_head_name: str = II("criterion.classification_head_name")
 
 
-class Pairs(BaseWrapperDataset):
-    """`<s> A </s>` or `<s> A </s> </s> B </s>`, at most `limit` tokens; see `lengths`."""
-
-    def __init__(self, first: FairseqDataset, second: FairseqDataset | None, dictionary: Dictionary, limit: int):
-        super().__init__(first)
-        self.parts = [first] if second is None else [first, second]
-        self.bos, self.eos = dictionary.bos(), dictionary.eos()
-        # each item ends in </s>
-        self.keep, self.shortened = lengths([np.asarray(part.sizes) - 1 for part in self.parts], limit)
-        self._sizes = self.keep.sum(axis=1) + 2 * len(self.parts)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return self._sizes
-
-    def num_tokens(self, index: int) -> int:
-        return int(self._sizes[index])
-
-    size = num_tokens
-
-    def __getitem__(self, index):
-        sentences = [part[index][:size] for part, size in zip(self.parts, self.keep[index], strict=True)]
-        bos, eos = torch.tensor([self.bos]), torch.tensor([self.eos])
-        tokens = [bos, sentences[0], eos, *(part for sentence in sentences[1:] for part in (eos, sentence, eos))]
-        return torch.cat(tokens).long()
-
-
-class SplitName(NumSamplesDataset):
-    """Puts the name of the split into each batch."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self.name = name
-
-    def collater(self, samples: list) -> str:
-        return self.name
+def collate(split: str, samples: list) -> dict:
+    """A batch of fairseq's task: source [B, L], padded on the right. samples: (index, example)."""
+    batch = examples.collate([example for _, example in samples])
+    lengths = torch.tensor([len(tokens) for _, (_, tokens, _) in samples])
+    batch = {
+        "id": torch.tensor(batch["rows"]), "split": split,
+        "net_input": {"src_tokens": batch["input_ids"], "src_lengths": lengths},
+        "nsentences": len(samples), "ntokens": batch["num_tokens"], "target": batch["labels"],
+    }  # fmt: skip
+    if not len(batch["target"]):  # of a test set
+        del batch["target"]
+    return batch
 
 
 @register_task("glue", dataclass=GlueConfig)
@@ -128,29 +95,10 @@ class GlueTask(FinetuneTask):
         return model
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs) -> None:
-        folder = Path(self.cfg.data) / self.name
-        check_glue(folder, split)
-        prefixes = [str(folder / f"input{i}" / split) for i in range(len(self.glue.text))]
-        inputs = [data_utils.load_indexed_dataset(prefix, self.dictionary) for prefix in prefixes]
-        tokens = Pairs(inputs[0], inputs[1] if len(inputs) == 2 else None, self.dictionary, self.max_positions())
-        data = {
-            "id": IdDataset(),
-            "split": SplitName(split),
-            "net_input": {
-                "src_tokens": RightPadDataset(tokens, pad_idx=self.dictionary.pad()),
-                "src_lengths": NumelDataset(tokens, reduce=False),
-            },
-            "nsentences": NumSamplesDataset(),
-            "ntokens": NumelDataset(tokens, reduce=True),
-        }
-        targets = self.targets(split)
-        if targets is not None:
-            data["target"] = RawLabelDataset(targets)
-        with data_utils.numpy_seed(self.cfg.seed):
-            shuffled = np.argsort(np.random.permutation(len(tokens)))
-        self.datasets[split] = NestedDictionaryDataset(data, sizes=[tokens.sizes])
-        self.set_batch_order(split, self.datasets[split], tokens.sizes, shuffled)
-        self.note_shortened(split, tokens.shortened, len(tokens))
+        found = examples.Examples(Path(self.cfg.data, self.name), split, self.max_positions())
+        batches = functools.partial(Epoch, len(found), self.cfg.seed) if split == "train" else found.longest_first
+        self.datasets[split] = Items(found, functools.partial(collate, split), batches, int(found.sizes.max()))
+        self.note_shortened(split, found.shortened, len(found))
 
     def evaluate(self, split: str) -> dict:
         predictions = self.predictions[split]

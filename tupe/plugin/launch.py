@@ -15,13 +15,13 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.utils import import_user_module
 from omegaconf import DictConfig
 
-from ..common.blocks import check_split, parts_of, read_symbols
-from ..common.glue import check_glue, glue_name
 from ..common.options import split_files
 from ..common.prepared import check_name, tasks_in
 from ..common.recipes import ARCH, Settings
 from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..config import flag
+from ..data.glue import check_glue, glue_name
+from ..data.splits import check_split, parts_of, read_symbols
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker

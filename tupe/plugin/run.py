@@ -31,13 +31,14 @@ from ..common.active import Active, device, status_of
 from ..common.record import Record
 from ..common.safe_load import num_updates
 from ..config import flag
+from ..data.splits import folders_of
 from . import watch
 from .model import load_scheme_files
 from .pretrained import adopt_structure, check_resumable, variant
 from .saving import LAST, remove_partial, resume_from_newest
 from .schedule import SCHEDULE, count_updates
 from .settings import RESTORE, settings
-from .start import Refused, choose_precision, describe, split_over_processes, under_hydra
+from .start import Refused, choose_precision, describe, split_over_processes
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class RecordedTask:
         if self._training:
             load_scheme_files(cfg)
         if self._training and self.cfg.finetune_from_model:
-            data = self.cfg.data.split(":")[0]
+            data = folders_of(self.cfg.data)[0]
             # Tasks that cut no text into blocks have no such option; they take the checkpoint's length.
             length = getattr(self.cfg, "tokens_per_sample", None)
             cfg, self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, data, length)
@@ -92,11 +93,9 @@ class RecordedTask:
         if self._training and config is not None:
             choose_precision(config)
             split_over_processes(config)
-            if "batch_size" in self.cfg:  # of fine-tuning, a copy
-                self.cfg.batch_size = config.task.batch_size = config.dataset.batch_size
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
-            config.task.data = ":".join(os.path.abspath(folder) for folder in config.task.data.split(":"))
+            config.task.data = ":".join(os.path.abspath(folder) for folder in folders_of(config.task.data))
             if not self.metrics:
                 check_last_checkpoint(config)
             self.run = begin(self._new_record(config), config, self)
@@ -322,12 +321,7 @@ def compare(run: ActiveRun) -> None:
         record.config.setdefault(RESTORE, earlier.config[RESTORE])
     if earlier and (differences := record.differences(earlier)):
         defaults = {name: default for name, (_, default) in settings(run.config).items()}
-        processes, data = distributed_utils.get_global_world_size(), run.config.dataset
-        typed = None if _recorded else records.BY_FLAGS  # `tupe`, or fairseq-train
-        if under_hydra(run.config):
-            typed = "dataset.batch_size={} optimization.update_freq=[{}]"
-            typed += f" dataset.batch_size_valid={data.batch_size_valid}" if data.max_valid_steps else ""
-        raise Refused(records.another(run.folder, differences, defaults, processes, typed))
+        raise Refused(records.another(run.folder, differences, defaults))
     if goes_on and record.config[RESTORE] == str(Path(options.restore_file).resolve()):  # what the start was told
         options.restore_file, options.reset_optimizer, options.reset_lr_scheduler = LAST, False, False
         options.reset_dataloader = options.reset_meters = False

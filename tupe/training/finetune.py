@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoints.trained import read_model
-from ..common.glue import TASKS, glue_name, score, write_predictions
+from ..data.examples import Examples, collate
+from ..data.glue import TASKS, glue_name, score, write_predictions
 from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
 from ..modeling_tupe import TupeForSequenceClassification
-from .glue import Examples, collate
 from .loop import Place, Training
 from .run import Run
 from .settle import Settled
@@ -62,11 +62,11 @@ class Finetuning(Training):
     unit = 1.0  # nats, or a squared error
 
     def __init__(
-        self, recipe: Settled, data: Path, symbols: list[str], run: Run, place: Place, updates: int,
+        self, recipe: Settled, data: str, symbols: list[str], run: Run, place: Place, updates: int,
         start: int,
     ):  # fmt: skip
         self.name = glue_name(recipe["glue_task"], data)
-        folder, longest = data / self.name, recipe.model.max_positions
+        folder, longest = Path(data, self.name), recipe.model.max_positions
         splits = {split: Examples(folder, split, longest) for split in recipe["valid_subset"].split(",")}
         train = Examples(folder, recipe["train_subset"], longest)
         model = new_model(recipe, self.name)

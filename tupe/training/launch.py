@@ -20,8 +20,6 @@ import yaml
 from ..checkpoints.trained import check_dictionary, read_model
 from ..common import console, pace, record
 from ..common.active import refuse
-from ..common.blocks import Split, check_split, read_symbols
-from ..common.glue import TASKS, check_glue, glue_name
 from ..common.options import Command, split_files
 from ..common.prepared import check_name
 from ..common.recipes import Settings
@@ -29,9 +27,12 @@ from ..common.record import Record
 from ..common.stop import stoppable
 from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
 from ..config import APART, FINETUNE, PLACES, PRETRAIN
+from ..data.batches import Batches
+from ..data.blocks import Blocks, fingerprint_of
+from ..data.glue import TASKS, check_glue, glue_name
+from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of, read_symbols
 from ..positions import load_scheme_file
-from .data import Batches, Blocks, fingerprint_of
-from .glue import of_checkpoint
+from .pretrained import of_checkpoint
 from .run import Run, differences, newest, publish
 from .settle import Settled, settle
 
@@ -56,10 +57,11 @@ def launch(
     if dry_run:
         print(yaml.safe_dump({**settled.values, "model._name": settled.architecture}, sort_keys=True), end="")
         return
-    check_name(data)
-    about = new_record(settled, Path(data), read_symbols(data), processes)
+    for path in folders_of(data):
+        check_name(path)
+    about = new_record(settled, data, read_symbols(folders_of(data)[0]), processes)
     folder = Path(settled["save_dir"]).resolve()
-    differences(about, folder, DEFAULTS, processes)  # a folder of another run is refused before anything is started
+    differences(about, folder, DEFAULTS)  # a folder of another run is refused before anything is started
     plan["yes"] = yes
     if processes == 1:
         train(**plan)
@@ -68,16 +70,14 @@ def launch(
     run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan, allow_nan=False)])
 
 
-def new_record(settled: Settled, data: Path, symbols: list[str], processes: int) -> Record:
-    """The record of a run before it begins. Raises ValueError for a split that is not there."""
-    same = {
-        "optimizer._name",
-        "criterion._name",
-        "optimization.lr",
-    }  # the first two: by whatever name, the same numbers
+def new_record(settled: Settled, data: str, symbols: list[str], processes: int) -> Record:
+    """The record of a run before it begins. data: as `folders_of` reads it. Raises ValueError for a split that is not
+    there."""
+    same = {"optimizer._name", "criterion._name", "optimization.lr"}  # the first two: by any name, the same numbers
     same |= {"lr_scheduler._name"} if settled.command == FINETUNE else set()
     config = {place: value for place, value in settled.changed().items() if PLACES[place].record != APART}
     config = {place: value for place, value in config.items() if place not in same}
+    config["dataset.batch_size"] = settled["batch_size"]
     config["optimization.update_freq"] = [steps * processes for steps in settled["update_freq"]]
     if settled.command == FINETUNE or not settled["max_valid_steps"]:
         config.pop("dataset.batch_size_valid", None)  # then it makes no difference
@@ -88,17 +88,18 @@ def new_record(settled: Settled, data: Path, symbols: list[str], processes: int)
         "lr": settled["lr"][0], "dictionary": fingerprint_of(symbols), "config": {"engine": "transformers", **config},
     }  # fmt: skip
     if settled.command == FINETUNE:
-        return Record(**about, **of_glue(settled, data))
-    splits = settled["valid_subset"].split(",")
+        return Record(**about, **of_glue(settled, Path(data)))
+    splits, (first, *_) = settled["valid_subset"].split(","), folders_of(data)
     if settled["disable_validation"]:  # what the folder holds is the same run
-        splits = [name for name in splits if (data / f"{name}.idx").is_file()]
+        splits = [name for name in splits if (first / f"{name}.idx").is_file()]
     names = [settled["train_subset"], *splits]
-    files = [data / f"{name}.{end}" for name in names for end in ("bin", "idx")]
+    prefixes = [prefix for name in names for prefix in prefixes_of(data, name)]
+    files = files_of(prefixes)
     if missing := [path for path in files if not path.is_file()]:
-        known = ", ".join(sorted(path.stem for path in data.glob("*.idx"))) or "none is prepared there"
-        raise ValueError(f"{data} has no split {missing[0].stem!r}; valid: {known}")
-    for name in names:
-        check_split(data / name, len(symbols))
+        known = ", ".join(sorted(path.stem for path in missing[0].parent.glob("*.idx"))) or "none is prepared there"
+        raise ValueError(f"{missing[0].parent} has no split {missing[0].stem!r}; valid: {known}")
+    for prefix in prefixes:
+        check_split(prefix, len(symbols))
     budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
     about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
     return Record(task="masked_lm", budget=budget, splits=splits, **about)
@@ -138,7 +139,7 @@ def train(
     for file in split_files(settings["position_file"]):
         load_scheme_file(file)
     settled = settle(settings, processes, micro_batch_size, gpus)
-    folder, data, symbols = Path(settled["save_dir"]).resolve(), Path(data), read_symbols(data)
+    folder, symbols = Path(settled["save_dir"]).resolve(), read_symbols(folders_of(data)[0])
     try:
         with stoppable(), pace.told(yes):
             updates = _length(settled, data, symbols, processes)
@@ -147,7 +148,7 @@ def train(
                 raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
             place = join(gpus, settled["cpu"], processes)
             about, on_cpu = new_record(settled, data, symbols, processes), place.device.type == "cpu"
-            run = Run(about, folder, place.rank == 0, DEFAULTS, processes, on_cpu)
+            run = Run(about, folder, place.rank == 0, DEFAULTS, on_cpu)
             place.wait()  # the first has tidied up the folder
             start, checkpoint = newest(folder)
             finished = run.earlier and run.earlier.state == "finished"
@@ -183,11 +184,12 @@ def _length(settled, data, symbols, processes):
     updates = is_pretraining and settled["max_update"] or math.inf
     if epochs:
         if is_pretraining:
-            sizes = Blocks(data / settled["train_subset"], settled["tokens_per_sample"], symbols).sizes
+            blocks = Blocks(prefixes_of(data, settled["train_subset"]), settled["tokens_per_sample"], symbols)
+            count = len(blocks)
         else:
-            sizes = Split(data / glue_name(settled["glue_task"], data) / "input0" / settled["train_subset"]).sizes
+            count = len(Split(Path(data, glue_name(settled["glue_task"], data), "input0", settled["train_subset"])))
         steps = settled["update_freq"][0]
-        batches = Batches(sizes, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
+        batches = Batches(count, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
         updates = min(updates, epochs * batches.updates_per_epoch)
     return updates
 

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -30,7 +29,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.utils.data import Dataset
 
 from ..common import pace, rates, stop
 from ..common.adamw import AdamW
@@ -38,8 +36,11 @@ from ..common.prepared import tokenizer_files
 from ..common.record import STOPPED, write_atomically
 from ..common.safe_load import load_safely
 from ..config import FINETUNE
+from ..data.batches import Batches
+from ..data.loader import loader
+from ..data.masks import UNMASKED
+from ..data.splits import folders_of
 from ..positions import parameter_groups
-from .data import UNMASKED, Batches, loader
 from .run import OPTIMIZER, PARTIAL, STATE, Run, keep, publish, put_in_place, seal
 from .settle import Settled, adam_betas
 from .trackers import trackers
@@ -118,23 +119,22 @@ class Training:
 
     model: (inputs) -> the sum of their losses, or that and predictions. dataset, splits: to train on, and {name: to
     validate on}. data, longest: whose tokeniser the model gets, for inputs of how many tokens. updates: of the whole
-    run; start: from where it goes on. sizes: tokens of each item, if batches are to hold items of about one length.
-    unit: of the losses, in nats. keeps: (count, pattern), see `run.keep`.
+    run; start: from where it goes on. unit: of the losses, in nats. keeps: (count, pattern), see `run.keep`.
     """
 
     unit = math.log(2)
 
     def __init__(
-        self, model: nn.Module, dataset: Dataset, splits: dict[str, Dataset], collate: Callable, recipe: Settled,
-        data: Path, longest: int, run: Run, place: Place, updates: int, start: int, sizes: Any = None,
+        self, model: nn.Module, dataset: Any, splits: dict[str, Any], collate: Callable, recipe: Settled,
+        data: str, longest: int, run: Run, place: Place, updates: int, start: int,
     ):  # fmt: skip
         self.recipe, self.run, self.place = recipe, run, place
         self.dataset, self.splits, self.collate = dataset, splits, collate
         self.updates, self.start, self.done = updates, start, start
-        self.files = tokenizer_files(data, longest, code=False) if run.writes else {}
+        self.files = tokenizer_files(folders_of(data)[0], longest, code=False) if run.writes else {}
         self.batches = Batches(
-            np.ones(len(dataset)) if sizes is None else sizes, recipe["seed"], recipe["batch_size"], updates,
-            recipe["update_freq"][0], place.rank, place.processes, start,
+            len(dataset), recipe["seed"], recipe["batch_size"], updates, recipe["update_freq"][0], place.rank,
+            place.processes, start,
         )  # fmt: skip
         self.sharded = recipe["ddp_backend"] == "fully_sharded"
         self.model, self.wrapped = model, parallel(model, place, self.sharded)
@@ -282,12 +282,12 @@ class Training:
                 logger.info(f"update {self.done}: {said} on {split!r}")
         pace.spoke()
 
-    def scores_of(self, split: str, dataset: Dataset) -> dict[str, float]:
+    def scores_of(self, split: str, dataset: Any) -> dict[str, float]:
         """Of a split, which the run's record gets too."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def measure(self, dataset: Dataset, batches: list) -> tuple[float, dict]:
+    def measure(self, dataset: Any, batches: list) -> tuple[float, dict]:
         """(mean loss, {row: prediction}) of batches, which the processes share."""
         self.wrapped.eval()
         rank, processes, found = self.place.rank, self.place.processes, {}

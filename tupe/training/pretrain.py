@@ -1,16 +1,17 @@
 """Masked-LM pre-training by the second engine, with the numbers of the first."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
-from ..common.blocks import HELD_OUT_SEED
 from ..configuration_tupe import NAMES, TupeConfig
+from ..data.batches import held_out
+from ..data.blocks import Blocks
+from ..data.loader import collate
+from ..data.masks import IGNORED, MaskedBlocks
+from ..data.splits import HELD_OUT_SEED, prefixes_of
 from ..encoder import Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM
-from .data import IGNORED, Blocks, MaskedBlocks, collate, held_out
 from .loop import Place, Training
 from .run import Run
 from .settle import Settled
@@ -51,25 +52,26 @@ def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False
 
 class Pretraining(Training):
     def __init__(
-        self, recipe: Settled, data: Path, symbols: list[str], run: Run, place: Place, updates: int,
+        self, recipe: Settled, data: str, symbols: list[str], run: Run, place: Place, updates: int,
         start: int,
     ):  # fmt: skip
         masks = {name: recipe[name] for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
         length, seed, longest = recipe["tokens_per_sample"], recipe["seed"], recipe["max_positions"]
-        masked = MaskedBlocks(Blocks(data / recipe["train_subset"], length, symbols), symbols, seed, **masks)
-        splits = {} if recipe["disable_validation"] else {
-            split: MaskedBlocks(Blocks(data / split, length, symbols), symbols, HELD_OUT_SEED, **masks)
-            for split in recipe["valid_subset"].split(",")
-        }  # fmt: skip
+
+        def masked_blocks(split, seed):
+            return MaskedBlocks(Blocks(prefixes_of(data, split), length, symbols), symbols, seed, **masks)
+
+        masked = masked_blocks(recipe["train_subset"], seed)
+        names = [] if recipe["disable_validation"] else recipe["valid_subset"].split(",")
+        splits = {name: masked_blocks(name, HELD_OUT_SEED) for name in names}
         for split, part in {recipe["train_subset"]: masked, **splits}.items():
             if not any((part[1, i][1] != IGNORED).any() for i in range(len(part))):  # as a rule, the first one has some
                 raise ValueError(f"{data}: {split!r} has too little text: none of its tokens is masked")
         model = new_model(recipe.model, len(symbols), seed, recipe["compile"])
-        sizes = masked.blocks.sizes
-        super().__init__(model, masked, splits, collate, recipe, data, longest, run, place, updates, start, sizes)
+        super().__init__(model, masked, splits, collate, recipe, data, longest, run, place, updates, start)
 
     def scores_of(self, split: str, dataset: MaskedBlocks) -> dict:
         size, most = self.recipe["batch_size_valid"], self.recipe["max_valid_steps"]
-        loss, _ = self.measure(dataset, held_out(dataset.blocks, size, most or None))
+        loss, _ = self.measure(dataset, held_out(len(dataset), size)[: most or None])
         self.run.add_scores(self.epoch(), self.done, split, {"loss": loss})
         return {"loss": loss}

@@ -128,29 +128,27 @@ def _is_ours(checkpoint):
     return (checkpoint / SUMS).is_file() or config.is_file() and read_config(config).get("model_type") == "tupe"
 
 
-def differences(record: Record, folder: Path, defaults: dict, processes: int = 1) -> Record | None:
+def differences(record: Record, folder: Path, defaults: dict) -> Record | None:
     """The record of the run that a folder holds, if it has begun. Raises ValueError if it is another run, or of another
     program."""
     earlier = records.begun(folder)
     if not earlier and (found := foreign(folder)):
         raise ValueError(f"{folder} holds {found}, which is of no run known here; choose another folder")
     if earlier and (pairs := record.differences(earlier)):
-        raise ValueError(records.another(folder, pairs, defaults, processes))
+        raise ValueError(records.another(folder, pairs, defaults))
     return earlier
 
 
 class Run(Active):
     """A run that this process trains. record: what is known before training; writes: whether this process is the one
-    that writes into the folder; processes: how many train; cpu: whether they do so there even if there is a GPU."""
+    that writes into the folder; cpu: whether they do so there even if there is a GPU."""
 
-    def __init__(
-        self, record: Record, folder: Path, writes: bool, defaults: dict, processes: int = 1, cpu: bool = False
-    ):  # fmt: skip
+    def __init__(self, record: Record, folder: Path, writes: bool, defaults: dict, cpu: bool = False):
         self.record, self.folder, self.writes, self.updates = record, folder, writes, None
         if writes and not records.lock(folder):
             raise BlockingIOError(f"another process is training in {folder}")
         try:
-            self.earlier = differences(record, folder, defaults, processes)
+            self.earlier = differences(record, folder, defaults)
             if writes and self.earlier and (self.earlier.state, self.earlier.budget) != ("finished", record.budget):
                 set_damaged_aside(folder)
         except (ValueError, OSError):

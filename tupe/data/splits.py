@@ -3,12 +3,12 @@
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ..text import read_dictionary, word_marks
+from ..text import read_dictionary
 
 CODES = {  # of the types of ids in an index
     1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float64, 8: np.uint16,
@@ -67,18 +67,23 @@ def check_split(prefix: str | Path, types: int | None = None) -> int | None:
 
 
 class Split:
-    """The sequences of a split, each an array of ids, which stay on the disk until they are used. sizes: numbers of
-    ids; ends: where each sequence ends in `tokens`, which has them all. types: of the dictionary. Raises ValueError for
-    a split that is not there or not whole, or that has ids beyond them."""
+    """The sequences of a split, each an array of ids. All of it stays on the disk until it is used: `tokens`, which has
+    all ids, and `sizes`, the numbers of ids. types: of the dictionary. Raises ValueError for a split that is not there
+    or not whole, or that has ids beyond them."""
 
     def __init__(self, prefix: str | Path, types: int | None = None):
         count = check_split(prefix, types)
         if count is None:
             raise ValueError(f"{prefix} is in one of fairseq's older formats; valid here: mmap")
-        (code,) = np.fromfile(f"{prefix}.idx", dtype=np.uint8, count=1, offset=17)
-        self.tokens = np.memmap(f"{prefix}.bin", dtype=CODES[code], mode="r") if count else np.zeros(0)
-        self.sizes = np.fromfile(f"{prefix}.idx", dtype=np.int32, count=count, offset=HEAD).astype(np.int64)
-        self.ends = np.cumsum(self.sizes)
+        self.prefix, index = prefix, f"{prefix}.idx"
+        (code,) = np.fromfile(index, dtype=np.uint8, count=1, offset=17)
+        empty = np.zeros(0, dtype=np.int32)
+        self.tokens = np.memmap(f"{prefix}.bin", dtype=CODES[code], mode="r") if count else empty
+        self.sizes = np.memmap(index, np.int32, "r", HEAD, (count,)) if count else empty
+        self._bytes = np.memmap(index, np.int64, "r", HEAD + 4 * count, (count,)) if count else empty  # before each one
+
+    def __reduce__(self):
+        return Split, (self.prefix,)  # a data worker that is no copy of this process maps the files itself
 
     def __len__(self):
         return len(self.sizes)
@@ -86,7 +91,8 @@ class Split:
     def __getitem__(self, i: int) -> np.ndarray:
         if not 0 <= i < len(self):
             raise IndexError(i)
-        return self.tokens[self.ends[i] - self.sizes[i] : self.ends[i]]
+        start = int(self._bytes[i]) // self.tokens.itemsize
+        return self.tokens[start : start + int(self.sizes[i])]
 
 
 def type_of_ids(types: int) -> type:
@@ -124,32 +130,24 @@ def parts_of(prefix: str, combine: bool = True) -> list[str]:
     return list(itertools.takewhile(lambda name: Path(f"{name}.idx").is_file(), names))
 
 
-def cut_long(
-    sizes: np.ndarray, ids_of: Callable[[int], np.ndarray], room: int, symbols: list[str]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sentence, start, size) of the parts of all sentences: one of more than `room` tokens is cut where the last
-    possible word begins, or within a word that is longer than that.
+def folders_of(data: str | Path) -> list[Path]:
+    """The folders that "FOLDER" or "FOLDER:FOLDER:..." names."""
+    return [Path(data)] if Path(data).is_dir() else [Path(folder) for folder in str(data).split(":")]
 
-    sizes: of the sentences; ids_of: the ids of one; symbols: the dictionary's, which show where words begin.
-    """
-    (long,) = np.nonzero(sizes > room)
-    opens, inside = map(np.array, word_marks(symbols) if len(long) else ((), ()))
-    borders = []
-    for i in long:
-        ids = ids_of(i)[: sizes[i]]
-        begins = opens[ids] & np.append(True, ~inside[ids[:-1]])
-        borders.append([0])
-        while (left := len(ids) - borders[-1][-1]) > room:
-            start = borders[-1][-1]
-            stop = start + max(room - (left == room + 1), 1)  # the separator does not stand alone
-            (words,) = np.nonzero(begins[start + 1 : stop + 1])
-            borders[-1].append(start + 1 + int(words[-1]) if len(words) else stop)
-        borders[-1].append(len(ids))
-    counts = np.ones(len(sizes), dtype=np.int64)
-    counts[long] = [len(border) - 1 for border in borders]
-    index, first = np.repeat(np.arange(len(sizes)), counts), np.cumsum(counts) - counts
-    starts, parts = np.zeros(len(index), dtype=np.int64), sizes[index]
-    for i, border in zip(long, borders, strict=True):
-        part = slice(first[i], first[i] + counts[i])
-        starts[part], parts[part] = border[:-1], np.diff(border)
-    return index, starts, parts
+
+def prefixes_of(data: str | Path, split: str) -> list[str]:
+    """Where a split is: text to train on in every folder of `data`, one after the other, also as train1, train2, ...;
+    held-out text in the first one. Raises ValueError if the folders have other dictionaries, which ids would mix up."""
+    first, *others = folders_of(data)
+    if not split.startswith("train"):
+        return [f"{first}/{split}"]
+    for folder in others:
+        if read_symbols(folder) != read_symbols(first):
+            raise ValueError(f"{folder} was prepared with another vocabulary than {first}: their dict.txt differ")
+    prefixes = [f"{folder}/{split}" for folder in (first, *others)]
+    return [part for prefix in prefixes for part in parts_of(prefix) or [prefix]]
+
+
+def files_of(prefixes: Iterable[str]) -> list[Path]:
+    """Of splits, in the order of a run's fingerprint."""
+    return [Path(f"{prefix}.{end}") for prefix in prefixes for end in ("bin", "idx")]

@@ -1,21 +1,23 @@
-"""Prepared tasks of GLUE as examples in batches, and what a run's record says of one, for the second engine. The
-batches are those of the first."""
+"""Prepared tasks of GLUE as examples in batches.
+
+B batch, L length of its longest example.
+"""
 
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
-from ..checkpoints.trained import updates_of
-from ..common import record
-from ..common.blocks import Split
-from ..common.glue import check_glue, lengths, read_targets
-from .data import BOS, EOS, PAD, UNMASKED
+from .batches import Batch
+from .blocks import BOS, EOS, PAD
+from .glue import check_glue, lengths, read_targets
+from .masks import UNMASKED
+from .splits import Split
 
 
-class Examples(Dataset):
-    """Item (epoch, i) is (i, `<s> A </s>` or `<s> A </s> </s> B </s>`, target); no target for `UNMASKED`.
+class Examples:
+    """Item (epoch, i) is (i, `<s> A </s>` or `<s> A </s> </s> B </s>`, target); no target for `UNMASKED`,
+    or where the split has none.
 
     folder: of the task; limit: most tokens of an example. shortened: number of examples that lost some. Raises
     ValueError for data that is not there or not whole.
@@ -27,6 +29,8 @@ class Examples(Dataset):
         self.targets = read_targets(folder, split)
         self.keep, self.shortened = lengths([part.sizes - 1 for part in self.parts], limit)  # each ends in </s>
 
+        self.sizes = self.keep.sum(axis=1) + 2 * len(self.parts)
+
     def __len__(self):
         return len(self.keep)
 
@@ -34,11 +38,11 @@ class Examples(Dataset):
         epoch, i = item
         (first, *second) = (part[i][:size] for part, size in zip(self.parts, self.keep[i], strict=True))
         tokens = [BOS, *first, EOS, *(token for part in second for token in (EOS, *part, EOS))]
-        return i, tokens, None if epoch == UNMASKED else self.targets[i]
+        return i, tokens, None if epoch == UNMASKED or self.targets is None else self.targets[i]
 
-    def longest_first(self, size: int) -> list[list[tuple[int, int]]]:
-        """Batches with little padding."""
-        order = np.argsort(-self.keep.sum(axis=1), kind="stable")
+    def longest_first(self, size: int, epoch: int = 1) -> list[Batch]:
+        """Batches with little padding, the same in every epoch."""
+        order = np.argsort(-self.sizes, kind="stable")
         return [[(1, int(i)) for i in order[k : k + size]] for k in range(0, len(order), size)]
 
 
@@ -51,15 +55,3 @@ def collate(items: list[tuple]) -> dict:
         ids[row, : len(some)] = some
     labels = torch.tensor([target for target in targets if target is not None])
     return {"input_ids": torch.from_numpy(ids), "labels": labels, "num_tokens": sum(map(len, tokens)), "rows": rows}
-
-
-def of_checkpoint(checkpoint: str) -> dict:
-    """What a run's record says of the file or folder that it starts from."""
-    path = Path(checkpoint)
-    weights = [path]
-    if path.is_dir():
-        weights = [file for file in sorted(path.iterdir()) if file.suffix in (".safetensors", ".bin")]
-    return {
-        "pretrained": str(path.resolve()), "pretrained_updates": updates_of(path),
-        "pretrained_weights": record.fingerprint(weights),
-    }  # fmt: skip

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..common.options import shorten_list, task_key
+from ..common.record import write_atomically
 from ..text import TextEncoder
-from .blocks import Split, check_split, read_symbols
-from .options import shorten_list, task_key
-from .record import write_atomically
+from .splits import Split, check_split, read_symbols
 
 FIRST_LABEL = len(TextEncoder.SPECIALS)  # the id of a task's first label in its prepared data
 

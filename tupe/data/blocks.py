@@ -1,0 +1,188 @@
+"""Prepared text -> FULL-SENTENCES blocks (Liu et al., 2019), whose borders are found once and then stay on the disk.
+
+L sequence length.
+"""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..text import word_marks
+from .splits import Split
+
+BOS, PAD, EOS = 0, 1, 2
+CHUNK = 2**20  # sentences that are looked at together
+SMALL = 2**26  # tokens of a split whose borders are found in a second or two, and kept in memory
+KEY = 32  # bytes before the borders in a file
+
+
+def fingerprint_of(symbols: list[str]) -> str:
+    """12 hexadecimal digits of a dictionary, as in the record of a run."""
+    return hashlib.sha256("\n".join(symbols).encode()).hexdigest()[:12]
+
+
+class Blocks:
+    """Splits as blocks: `<s>` and whole sentences, as many as fit into `length` tokens; each split begins a new one.
+
+    Sentences that do not fit are cut between words, and blocks without text are left out; with cut=False they are left
+    out themselves, as by fairseq's `masked_lm`. Item i is block i. prefixes: of the splits. Raises ValueError for one
+    that is not there or not whole, or has no block.
+    """
+
+    def __init__(self, prefixes: str | Path | list[str], length: int, symbols: list[str], cut: bool = True):
+        prefixes = prefixes if isinstance(prefixes, list) else [str(prefixes)]
+        self._arguments = prefixes, length, symbols, cut
+        self.splits = [Split(prefix, len(symbols)) for prefix in prefixes]
+        self.borders = [borders_of(split, length - 1, symbols, cut) for split in self.splits]  # [blocks, 2] of each
+        self.first = np.cumsum([0, *map(len, self.borders)])  # block of each split
+        if not len(self):
+            raise ValueError(f"{prefixes[0]} holds no text")
+
+    def __reduce__(self):
+        return Blocks, self._arguments  # a data worker that is no copy of this process maps the files itself
+
+    def __len__(self):
+        return int(self.first[-1])
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        number = int(np.searchsorted(self.first, i, side="right")) - 1
+        start, stop = self.borders[number][i - self.first[number]]
+        return np.append(BOS, self.splits[number].tokens[start:stop]).astype(np.int64)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[blocks] numbers of tokens, for splits that fit into memory."""
+        return np.concatenate([np.diff(borders)[:, 0] + 1 for borders in self.borders])
+
+    @property
+    def left_out(self) -> float:
+        """Share of the tokens that are in no block, because their sentence is too long."""
+        *_, cut = self._arguments
+        total = sum(len(split.tokens) for split in self.splits)
+        return 0.0 if cut else 1 - sum(int(np.diff(borders).sum()) for borders in self.borders) / total
+
+
+# -------------------------------------------------------------------------------------------------------------- borders
+
+
+def find_borders(split: Split, room: int, symbols: list[str], cut: bool) -> Iterator[np.ndarray]:
+    """[blocks, 2]: where the blocks of a split begin and end in its tokens, some at a time, in order. room: most tokens
+    of a block. Memory does not grow with the split."""
+    rest, offset = np.zeros(0, dtype=np.int64), 0  # sizes of the parts of the block that is open, and its start
+    for at in range(0, len(split), CHUNK):
+        parts = split.sizes[at : at + CHUNK].astype(np.int64)
+        if cut:
+            _, _, parts = cut_long(parts, lambda i, at=at: split[at + i], room, symbols)
+        parts = np.concatenate([rest, parts])
+        ends = offset + np.cumsum(parts)
+        # Of a block that begins with a part, the next one: with a part that is too long, the part after it.
+        follows = np.searchsorted(ends, ends - parts + room, side="right")
+        follows = np.maximum(follows, np.arange(1, len(parts) + 1)).tolist()
+        first, firsts = 0, []
+        while first < len(parts):
+            firsts.append(first)
+            first = follows[first]
+        if at + CHUNK < len(split):  # more sentences may fit into the last one
+            first = firsts.pop()
+            rest = parts[first:]
+            if not firsts:
+                continue
+        last = np.array([*firsts[1:], first])
+        starts, stops = (ends - parts)[firsts], ends[last - 1]
+        if cut:
+            suspects = np.flatnonzero(stops - starts <= last - firsts)
+            wrong = [i for i in suspects if (split.tokens[starts[i] : stops[i]] == EOS).all()]
+        else:
+            wrong = np.flatnonzero(stops - starts > room)
+        yield np.delete(np.stack([starts, stops], axis=1), wrong, axis=0)
+        offset = int(ends[first - 1])
+
+
+def borders_of(split: Split, room: int, symbols: list[str], cut: bool) -> np.ndarray:
+    """[blocks, 2]: `find_borders` of a whole split. Those of a large one are kept in a file beside it, which the first
+    process that needs them writes while the others wait; if the folder cannot be written, each has a temporary file."""
+    if len(split.tokens) <= SMALL:
+        return np.concatenate([np.zeros((0, 2), dtype=np.int64), *find_borders(split, room, symbols, cut)])
+    path = Path(f"{split.prefix}.blocks-{room + 1}{'' if cut else '-skip'}")
+    about = [os.stat(f"{split.prefix}.{end}") for end in ("idx", "bin")]
+    about = [number for stat in about for number in (stat.st_size, stat.st_mtime_ns)]
+    key = hashlib.sha256(f"1 {about} {room} {cut} {fingerprint_of(symbols)}".encode()).digest()
+    try:
+        if not _has(path, key):
+            _write_beside(path, key, find_borders(split, room, symbols, cut))
+        file = path.open("rb")
+    except OSError:
+        file = tempfile.TemporaryFile()  # noqa: SIM115  (below; gone with the last process that has it open)
+        _write(file, key, find_borders(split, room, symbols, cut))
+    with file:
+        return np.memmap(file, dtype=np.int64, mode="r", offset=KEY).reshape(-1, 2)
+
+
+def _has(path, key):
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(KEY) == key
+
+
+def _write(file, key, borders):
+    file.write(bytes(KEY))
+    for some in borders:
+        file.write(some.tobytes())
+    file.seek(0)
+    file.write(key)  # last: a file with a key is whole
+    file.flush()
+
+
+def _write_beside(path, key, borders):
+    partial = Path(f"{path}.partial")
+    with partial.open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _has(path, key):  # another process has written it meanwhile, and renamed what was locked
+            return
+        try:
+            with partial.open("wb") as file:
+                _write(file, key, borders)
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+def cut_long(
+    sizes: np.ndarray, ids_of: Callable[[int], np.ndarray], room: int, symbols: list[str]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(sentence, start, size) of the parts of all sentences: one of more than `room` tokens is cut where the last
+    possible word begins, or within a word that is longer than that.
+
+    sizes: of the sentences; ids_of: the ids of one; symbols: the dictionary's, which show where words begin.
+    """
+    (long,) = np.nonzero(sizes > room)
+    opens, inside = map(np.array, word_marks(symbols) if len(long) else ((), ()))
+    borders = []
+    for i in long:
+        ids = ids_of(i)[: sizes[i]]
+        begins = opens[ids] & np.append(True, ~inside[ids[:-1]])
+        borders.append([0])
+        while (left := len(ids) - borders[-1][-1]) > room:
+            start = borders[-1][-1]
+            stop = start + max(room - (left == room + 1), 1)  # the separator does not stand alone
+            (words,) = np.nonzero(begins[start + 1 : stop + 1])
+            borders[-1].append(start + 1 + int(words[-1]) if len(words) else stop)
+        borders[-1].append(len(ids))
+    counts = np.ones(len(sizes), dtype=np.int64)
+    counts[long] = [len(border) - 1 for border in borders]
+    index, first = np.repeat(np.arange(len(sizes)), counts), np.cumsum(counts) - counts
+    starts, parts = np.zeros(len(index), dtype=np.int64), sizes[index]
+    for i, border in zip(long, borders, strict=True):
+        part = slice(first[i], first[i] + counts[i])
+        starts[part], parts[part] = border[:-1], np.diff(border)
+    return index, starts, parts

@@ -1,0 +1,77 @@
+"""Blocks with masks that follow from the seed, the epoch and the number of the block.
+
+B batch, L sequence length, V vocabulary.
+"""
+
+import numpy as np
+
+from ..text import MASK, TextEncoder
+from .blocks import PAD, Blocks
+
+IGNORED = -100
+UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing is predicted
+
+
+class MaskedBlocks:
+    """Item (epoch, i) is block i with the masks of that epoch: ids with and ids without them, -100 where nothing is to
+    be predicted. types: size of the vocabulary, the last of which is <mask>."""
+
+    def __init__(
+        self, blocks: Blocks, symbols: list[str], seed: int, mask_prob: float = 0.15, leave_unmasked_prob: float = 0.1,
+        random_token_prob: float = 0.1,
+    ):  # fmt: skip
+        self.blocks, self.seed, self.mask = blocks, seed, symbols.index(MASK)
+        self.mask_prob, self.leave_unmasked_prob, self.random_token_prob = (
+            mask_prob, leave_unmasked_prob, random_token_prob
+        )  # fmt: skip
+        weights = np.ones(len(symbols))
+        weights[: len(TextEncoder.SPECIALS)] = 0
+        self.cumulative = np.cumsum(weights / weights.sum())
+        self.cumulative /= self.cumulative[-1]
+
+    def __len__(self):
+        return len(self.blocks)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[blocks] numbers of tokens."""
+        return self.blocks.sizes
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        epoch, index = item
+        block = self.blocks[index]
+        if epoch == UNMASKED:
+            return block, np.full(len(block), IGNORED)
+        # The draws, and the order of them, are those of fairseq's MaskTokensDataset.
+        rng, size = np.random.default_rng(int(hash((self.seed, epoch, int(index))) % 1e6)), len(block)
+        count = int(self.mask_prob * size + rng.random())
+        masked = np.zeros(size, dtype=bool)
+        masked[rng.choice(size, count, replace=False)] = True
+        targets = np.where(masked, block, IGNORED)
+        left, drawn = self._spared(masked, rng)
+        source = np.where(masked & ~left, self.mask, block)
+        if number := int(drawn.sum()):
+            source[drawn] = self.cumulative.searchsorted(rng.random(number), side="right")
+        return source, targets
+
+    def _spared(self, masked, rng):
+        """Which masked tokens stay as they are, and which become random ones."""
+        none, both = np.zeros_like(masked), self.random_token_prob + self.leave_unmasked_prob
+        if not both > 0:
+            return none, none
+        spared = masked & (rng.random(len(masked)) < both)
+        if self.random_token_prob == 0:
+            return spared, none
+        if self.leave_unmasked_prob == 0:
+            return none, spared
+        stays = rng.random(len(masked)) < self.leave_unmasked_prob / both
+        return spared & stays, spared & ~stays
+
+
+def pad(items: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """[B, L] of both parts of items of `MaskedBlocks`."""
+    length = max(len(source) for source, _ in items)
+    ids, targets = np.full((len(items), length), PAD), np.full((len(items), length), IGNORED)
+    for row, (source, target) in enumerate(items):
+        ids[row, : len(source)], targets[row, : len(target)] = source, target
+    return ids, targets
