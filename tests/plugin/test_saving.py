@@ -37,8 +37,7 @@ def test_damage_is_seen_without_torch(whole, tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_bytes(text)
     shutil.make_archive(str(tmp_path / "other"), "zip", PLUGIN / "evaluation")
-    script = "import sys; from tupe.checkpoints import files
-from tupe.common.record import corruption_in\n"
+    script = "import sys; from tupe.common.record import corruption_in\n"
     script += "for path in sys.argv[1:]: print(corruption_in(path))\n"
     script += "assert 'torch' not in sys.modules"
     paths = [*(tmp_path / name for name in files), tmp_path / "other.zip", tmp_path, tmp_path / "missing"]
