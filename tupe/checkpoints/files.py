@@ -44,7 +44,8 @@ def written_whole(path: str | Path) -> Iterator[Any]:
 
 
 def save_atomically(state: dict, path: str | Path) -> None:
-    """Write a checkpoint of fairseq's."""
+    """Write a checkpoint of fairseq's, and its folder."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
         torch.save(state, file)
 
@@ -60,9 +61,7 @@ def write_model(trained: Trained, output: str | Path, data: str | Path | None = 
     if output.exists():
         raise ValueError(f"{output} exists already; choose another file or remove it")
     check_finite(trained.weights)
-    state = trained.state()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    save_atomically(state, output)
+    save_atomically(trained.state(), output)
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from fairseq import checkpoint_utils
 from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
 
-from ..checkpoints.files import PARTIAL, save_atomically, written_whole
+from ..checkpoints.files import PARTIAL, written_whole
 from ..checkpoints.gate import read_checkpoint
 from ..common.record import corruption_in
 from ..common.safe_load import num_updates
@@ -25,9 +26,10 @@ logger = logging.getLogger("tupe.launch")
 
 
 def save(state: Any, path: str, async_write: bool = False) -> None:
-    """`save_atomically`; async_write is ignored. fairseq would try a full disk three times, and append to what is
-    there."""
-    save_atomically(state, path)
+    """Write a checkpoint whole; async_write is ignored. fairseq would try a full disk three times, and append to what
+    is there."""
+    with written_whole(path) as file:
+        torch.save(state, file)
 
 
 def copy(source: str, path: str, overwrite: bool = True) -> str:
