@@ -405,13 +405,12 @@ def free_port():
 
 def begin_two(folder, words, data, recipe="pretrain", overrides=()):
     """The two processes of a training by the second engine, as torchrun starts them."""
+    from tupe.common.recipes import read
     from tupe.training import launch
 
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    plan = {
-        "recipe": recipe, "overrides": list(overrides), "data": str(data), "processes": 2, "micro_batch_size": None,
-        "gpus": 0, "words": [f"--save-dir={folder}", *words],
-    }  # fmt: skip
+    settings = read(recipe, [*overrides, f"--save-dir={folder}", *words])
+    plan = {"settings": vars(settings), "data": str(data), "processes": 2, "micro_batch_size": None, "gpus": 0}
     return [
         fork(lambda: launch.train(**plan), "tupe", RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_RUN_ID="none",
              **place) for rank in range(2)

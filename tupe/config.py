@@ -126,7 +126,9 @@ class Training:
         record=CHANGES,
     )  # fmt: skip
     no_save: bool = option(False, "checkpoint", "Write no checkpoint.", transformers=(FINETUNE,), record=CHANGES)
-    task: str = option("tupe_masked_lm", "task", "What is learned.", key="_name", record=APART)
+    task: str = option(
+        "tupe_masked_lm", "task", "What is learned.", key="_name", of=(PRETRAIN,), transformers=BOTH, record=APART
+    )
     tokens_per_sample: int = option(512, "task", "Tokens of a sequence.", (3, 10**6), of=(PRETRAIN,))
     mask_prob: float = option(0.15, "task", "The share of the tokens that is predicted.", (0.001, 0.99), of=(PRETRAIN,))
     leave_unmasked_prob: float = option(0.1, "task", "The share of these that stay.", SHARE, of=(PRETRAIN,))
