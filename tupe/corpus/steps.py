@@ -35,7 +35,8 @@ from ..common.blocks import write_index
 from ..normaliser import UNK, WHOLE, Normaliser, Raw
 from ..text import TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
-from .stats import SAMPLE_CHARS, Stats
+from .records import Reading
+from .stats import BLOCKS, SAMPLE_CHARS, Stats
 from .vocabulary import train_papers, train_tokenizer, write_dictionary
 
 SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a line of dialogue) is joined to the next one
@@ -44,7 +45,6 @@ MIN_LETTERS = 0.6  # minimal share of letters and blanks in a paragraph's charac
 PERMUTATIONS = 128  # of a MinHash
 SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
 SHINGLE = 5  # tokens
-BLOCKS = (128, 512)  # tokens of a sequence, of the recipes
 
 # what `select` decides about a document
 COPY, NEAR_COPY, TRAIN, VALID = range(4)
@@ -58,13 +58,13 @@ class TooFew(Exception):
 # --------------------------------------------------------------------------------------------------------------- read
 
 
-def read_shards(folder: Path, inputs: list[Input], errors: str, shard_bytes: int, base: str | Path = "") -> None:
+def read_shards(folder: Path, inputs: list[Input], reading: Reading, shard_bytes: int, base: str | Path = "") -> None:
     """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
     sizes to shards.json. base: the folder that their paths are relative to."""
     stats, sizes, shard = Stats(), [], None
     try:
         for source in inputs:
-            for document in read(source, errors, stats, base):
+            for document in read(source, reading, stats, base):
                 if shard is None:
                     shard = gzip.open(folder / f"{len(sizes):04}.gz", "wb", compresslevel=1)  # noqa: SIM115
                     sizes.append(0)
