@@ -750,6 +750,19 @@ def test_copies_and_near_copies_go_and_the_last_paragraph_stays(tmp_path):
         assert other["counts"]["documents kept"] == 12
 
 
+@pytest.mark.parametrize("near_duplicates", [0, 0.8])
+@pytest.mark.parametrize("cased", [False, True])
+def test_documents_that_differ_in_a_number_or_a_sign_are_no_copies(near_duplicates, cased, tmp_path):
+    """Nor near-copies, where they are short; those that differ in case are copies where case is dropped."""
+    prices = ["1.5", "15", "-15", "<15", ">15", "15 %", "1 5"]
+    lines = [f"{shop} wrote that the {price} euros were all that was left." for shop in SUBJECTS for price in prices]
+    lines += [line.replace("were", "WERE") for line in lines]
+    (tmp_path / "a.txt").write_text("\n\n".join(lines))
+    options = {"vocab_size": 100, "workers": 1, "near_duplicates": near_duplicates, "cased": cased}
+    manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", **options)
+    assert manifest["counts"]["documents kept"] == len(lines) // (1 if cased else 2), manifest["dropped"]
+
+
 def test_rare_words_become_unk_in_training_and_in_the_encoder(tmp_path):
     write_text(tmp_path)
     manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", vocab_size=150, keep_words=0.21, workers=1)

@@ -128,10 +128,31 @@ def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str, normaliser
     return kept
 
 
-def document_hash(texts: Iterable[str], exact: bool = False) -> bytes:
-    """16 bytes that two copies of a document share: the hash of its letters and digits, in lower case, or of all."""
-    text = "\n".join(texts) if exact else re.sub(r"[\W_]+", "", "".join(texts).lower())
+_PARTS = re.compile(r"[-.,:/]?\d[^\W_]*|[^\W_]+|[^\w\s]")  # numbers with the sign before each digit, words, signs
+
+
+@functools.cache
+def _says_nothing(part):
+    """Whether a copy of a document may lack a part: a mark of punctuation."""
+    return unicodedata.category(part[0])[0] == "P" and len(part) == 1 and part not in "%&#@/\\"
+
+
+def document_hash(text: str) -> bytes:
+    """16 bytes."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def hashes_of(texts: list[str], normaliser: Normaliser | Raw) -> tuple[bytes, bytes]:
+    """(hash that orders documents, hash that copies share). Copies of prose have the same words, numbers and signs, in
+    the same case where the text is cased; their white space and punctuation may differ. Copies of other text are equal.
+    """
+    if normaliser.mode != "rules":
+        return (document_hash("\n".join(texts)),) * 2
+    letters = re.sub(r"[\W_]+", "", "".join(texts).lower())
+    parts = [part for text in texts for part in _PARTS.findall(text) if not _says_nothing(part)]
+    text = " ".join(parts)
+    cased = getattr(normaliser, "cased", True)
+    return document_hash(letters), document_hash(text if cased else text.lower())
 
 
 def minhash(tokens: list[str]) -> np.ndarray:
@@ -147,7 +168,7 @@ def minhash(tokens: list[str]) -> np.ndarray:
 
 
 def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: Stats) -> tuple | None:
-    """(hash, number of paragraphs, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
+    """(hashes, number of paragraphs, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
     try:
         raw = paragraphs(document)
     except ValueError as error:
@@ -159,7 +180,7 @@ def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: 
     sentences = [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
     if normaliser.mode == "none" and sentences:
         sentences = [[token for sentence in sentences for token in sentence]]
-    return document_hash(kept, exact=normaliser.mode != "rules"), len(kept), sentences
+    return hashes_of(kept, normaliser), len(kept), sentences
 
 
 @functools.cache  # one per process
@@ -180,7 +201,7 @@ def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: flo
     """Task: write tokens.gz (a sentence per line, an empty line after each document) and docs.npz for a shard of
     `read_shards`. normaliser: the arguments of `normaliser_of`."""
     normaliser, stats = normaliser_of(*normaliser), Stats()
-    digests, paragraph_counts, tokens, chars, domains, hashes = [], [], [], [], [], []
+    digests, paragraph_counts, tokens, chars, domains, sketches = [], [], [], [], [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
         for line in file:
             document = Document(*json.loads(line))
@@ -196,14 +217,14 @@ def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: flo
             chars.append(len(text))
             domains.append(document.domain)
             if near_duplicates:
-                hashes.append(minhash([token for sentence in sentences for token in sentence]))
+                sketches.append(minhash([token for sentence in sentences for token in sentence]))
     np.savez(
         folder / "docs.npz",
-        digests=np.array(digests, dtype="S16").view("V16") if digests else np.zeros(0, "V16"),
+        digests=np.frombuffer(b"".join(map(b"".join, digests)), "V16").reshape(-1, 2),
         paragraphs=np.array(paragraph_counts, dtype=np.int64),
         tokens=np.array(tokens, dtype=np.int64),
         chars=np.array(chars, dtype=np.int64),
-        hashes=np.array(hashes, dtype=np.uint32).reshape(-1, PERMUTATIONS),
+        sketches=np.array(sketches, dtype=np.uint32).reshape(-1, PERMUTATIONS),
     )
     (folder / "domains.json").write_text(json.dumps(domains, allow_nan=False))
     stats.save(folder)
@@ -224,19 +245,19 @@ def read_tokens(path: str | Path) -> Iterator[list[list[str]]]:
 # ------------------------------------------------------------------------------------------------------------- select
 
 
-def near_copies(hashes: np.ndarray, threshold: float, skip: np.ndarray) -> np.ndarray:
+def near_copies(sketches: np.ndarray, threshold: float, skip: np.ndarray) -> np.ndarray:
     """Whether each document is nearly a copy of an earlier one that is kept: an estimated Jaccard similarity of
-    `threshold` or more. hashes: [documents, PERMUTATIONS]; skip: documents to leave out."""
+    `threshold` or more. sketches: [documents, PERMUTATIONS]; skip: documents to leave out."""
     from datasketch import MinHash, MinHashLSH
 
     # The index proposes, the comparison below decides; so few hashes allow no index for thresholds near 1.
     index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS)
-    is_copy = np.zeros(len(hashes), dtype=bool)
-    for i, values in enumerate(hashes):
+    is_copy = np.zeros(len(sketches), dtype=bool)
+    for i, values in enumerate(sketches):
         if skip[i]:
             continue
         sketch = MinHash(**SKETCH, hashvalues=values.astype(np.uint64))
-        is_copy[i] = any((hashes[j] == values).mean() >= threshold for j in index.query(sketch))
+        is_copy[i] = any((sketches[j] == values).mean() >= threshold for j in index.query(sketch))
         if not is_copy[i]:
             index.insert(i, sketch, check_duplication=False)
     return is_copy
@@ -280,19 +301,19 @@ def select(
 
     Raises TooFew if fewer than two documents are left.
     """
-    parts = {name: [] for name in ("digests", "tokens", "chars", *["hashes"] * bool(near_duplicates))}
+    parts = {name: [] for name in ("digests", "tokens", "chars", *["sketches"] * bool(near_duplicates))}
     for shard in shards:
         with np.load(shard / "docs.npz") as docs:
             for name, arrays in parts.items():
                 arrays.append(docs[name])
     sizes = [len(tokens) for tokens in parts["tokens"]]
     tables = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    digests = np.array([d.tobytes() for d in tables["digests"]], dtype=object)
+    digests, shared = (np.array([d.tobytes() for d in column], dtype=object) for column in tables["digests"].T)
     use = np.full(len(digests), COPY, dtype=np.uint8)
-    _, first = np.unique(digests, return_index=True) if len(digests) else (None, [])
+    _, first = np.unique(shared, return_index=True) if len(shared) else (None, [])
     use[first] = TRAIN
     if near_duplicates:
-        use[near_copies(tables["hashes"], near_duplicates, use == COPY)] = NEAR_COPY
+        use[near_copies(tables["sketches"], near_duplicates, use == COPY)] = NEAR_COPY
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
         raise TooFew(len(kept), len(use) - len(kept))
