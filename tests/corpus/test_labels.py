@@ -355,7 +355,9 @@ def test_numbers_of_another_range_are_refused(vocabulary, tmp_path):
     rows = cats()
     for name, factor in (("model", 1), ("data", 10)):
         file = write(tmp_path / f"{name}.csv", [{**row, "how_often": factor * row["how_often"]} for row in rows])
-        done = prepare(file, vocabulary, tmp_path / name, "--name=often", "--kind=numbers", "--test", file, label="how_often")
+        done = prepare(
+            file, vocabulary, tmp_path / name, "--name=often", "--kind=numbers", "--test", file, label="how_often"
+        )
         assert done.exit_code == 0, done.output
     theirs, message = task_of(tmp_path / "model" / "often").plain(), "often: the range is -1 to 4 in "
     (tmp_path / "run").mkdir()
