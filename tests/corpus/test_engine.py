@@ -12,6 +12,7 @@ import re
 import resource
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -780,6 +781,9 @@ def test_report(data, tmp_path):
     report = (data / "report.md").read_text()
     assert report == (tmp_path / "report.md").read_text()
     assert "| read | 30 |" in report and "| documents | 30 |" in report and "| sentences | 210 |" in report
+    lengths = [len(s) for d in range(30) for s in TextEncoder(data).normaliser.sentences(sentences(7 * d, 7))]
+    typical = f"{statistics.mean(lengths):.1f}, {statistics.median_low(lengths)}, {sorted(lengths)[207]}"
+    assert f"| words per sentence: mean, median, 99 % | {typical} |" in report
     assert "pieces per word" in report and "`<unk>` | 0.00 %" in report
 
 

@@ -4,6 +4,8 @@ import collections
 import json
 from pathlib import Path
 
+import numpy as np
+
 from ..common.record import write_atomically
 from ..common.tables import TextTable
 
@@ -68,18 +70,14 @@ def _share(part, whole):
     return f"{100 * part / whole:.2f} %" if whole else ""
 
 
-def _mean(lengths):
-    total = sum(lengths.values())
-    return sum(int(length) * count for length, count in lengths.items()) / total if total else 0.0
-
-
-def _quantile(lengths, share):
-    left = share * sum(lengths.values())
-    for length in sorted(lengths, key=int):
-        left -= lengths[length]
-        if left <= 0:
-            return int(length)
-    return 0
+def _typical(lengths):
+    """The mean, the median and the 99th percentile of {length: how often}."""
+    if not lengths:
+        return ""
+    pairs = sorted((int(length), count) for length, count in lengths.items())
+    values, counts = np.array(pairs).T
+    median, long = values[np.searchsorted(counts.cumsum(), [0.5 * counts.sum(), 0.99 * counts.sum()])]
+    return f"{np.average(values, weights=counts):.1f}, {median}, {long}"
 
 
 def _flow(manifest):
@@ -96,7 +94,6 @@ def _flow(manifest):
 def write_report(out: str | Path, manifest: dict) -> None:
     """Write report.md of a data directory: what was read, what was dropped and why, for a person to read."""
     counts, lengths = manifest["counts"], manifest["lengths"]
-    sentences = lengths.get("tokens per sentence", {})
     lines = ["# Corpus report", ""]
     inputs = manifest["settings"]["inputs"]
     lines += [f"{len(inputs)} input files, {manifest['raw bytes'] / 1e6:.1f} MB of raw text.", ""]
@@ -122,10 +119,7 @@ def write_report(out: str | Path, manifest: dict) -> None:
         ["types of the vocabulary", f"{manifest['vocab_size']:,}"],
         ["pieces per word", f"{pieces / tokens:.3f}" if tokens else ""],
         ["pieces that are `<unk>`", _share(counts.get("pieces that are <unk>", 0), pieces)],
-        [
-            "words per sentence: mean, median, 99 %",
-            f"{_mean(sentences):.1f}, {_quantile(sentences, 0.5)}, {_quantile(sentences, 0.99)}",
-        ],
+        ["words per sentence: mean, median, 99 %", _typical(lengths.get("tokens per sentence"))],
     ]
     dropped = []
     for reason, domains in sorted(manifest["dropped"].items(), key=lambda item: -sum(item[1].values())):

@@ -20,8 +20,6 @@ import collections
 import functools
 import gzip
 import hashlib
-import heapq
-import itertools
 import json
 import re
 import unicodedata
@@ -349,39 +347,17 @@ def _read_counts(path):
             yield word, int(count)
 
 
-def _add_counts(tables):
-    """(word, count) pairs of several sorted tables, added up, in order."""
-    for word, same in itertools.groupby(heapq.merge(*tables), key=lambda pair: pair[0]):
-        yield word, sum(count for _, count in same)
-
-
 def keep_words(folder: Path, shards: list[Path], fraction: float) -> None:
-    """Task: write words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). It never
-    holds all types in memory."""
-    tables, level = [shard / "counts.gz" for shard in shards], 0
-    while len(tables) > 1 or level == 0:  # at most 256 files are open at a time
-        merged = []
-        for i in range(0, len(tables), 256):
-            merged.append(folder / f"counts-{level}-{i}.gz")
-            with gzip.open(merged[-1], "wt", compresslevel=1, encoding="utf-8", newline="\n") as file:
-                for word, count in _add_counts(map(_read_counts, tables[i : i + 256])):
-                    file.write(f"{word} {count}\n")
-        tables, level = merged, level + 1
-    frequencies = collections.Counter(count for _, count in _read_counts(tables[0]))
-    left = round(fraction * sum(frequencies.values()))
-    threshold = 0  # more frequent words are kept, and the first `left` of those that are as frequent
-    for count in sorted(frequencies, reverse=True):
-        if frequencies[count] > left:
-            threshold = count
-            break
-        left -= frequencies[count]
+    """Task: write words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). All types
+    are in memory."""
+    counts = collections.Counter()
+    for shard in shards:
+        for word, count in _read_counts(shard / "counts.gz"):
+            counts[word] += count
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    kept = {*ranked[: round(fraction * len(ranked))], *(word for word in WHOLE if word in counts)}
     with open(folder / "words.txt", "w", encoding="utf-8", newline="\n") as file:
-        for word, count in _read_counts(tables[0]):
-            if count > threshold or (count == threshold and left > 0) or word in WHOLE:
-                left -= count == threshold
-                file.write(word + "\n")
-    for path in folder.glob("counts-*.gz"):
-        path.unlink()
+        file.writelines(f"{word}\n" for word in sorted(kept))
 
 
 def _load_words(path):
