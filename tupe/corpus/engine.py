@@ -350,7 +350,7 @@ def prepare(
             if not scheduler:  # a task of a cluster may still be writing
                 _remove_if_nothing_is_finished(out, keep=existed)
             raise
-        except SystemExit:
+        except SystemExit:  # of `Preparation.look`
             report(f"stopped by {signal.Signals(received[0]).name}; the same command continues from here")
             raise
 

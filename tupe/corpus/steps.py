@@ -11,9 +11,9 @@
 
 A task fills a folder that gets its final name only when it is complete, so a kill at any moment loses no more than the
 tasks that were running, and the same command continues. Shards and all choices depend only on the inputs and options:
-the result has the same bytes whatever the number of workers, and however often it was killed. readers.py and records.py read,
-tupe/normaliser.py normalises, engine.py runs the tasks. This file has the steps themselves: pure functions that keep
-statistics.
+the result has the same bytes whatever the number of workers, and however often it was killed. readers.py and records.py
+read, tupe/normaliser.py normalises, engine.py runs the tasks. This file has the steps themselves: pure functions that
+keep statistics.
 """
 
 import collections
