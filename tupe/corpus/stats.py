@@ -80,61 +80,58 @@ def _typical(lengths):
     return f"{np.average(values, weights=counts):.1f}, {median}, {long}"
 
 
-def _flow(manifest):
-    """[(step, documents left)]: how many of the documents that were read are left after each step."""
-    dropped = {reason: sum(domains.values()) for reason, domains in manifest["dropped"].items()}
-    left = manifest["counts"].get("documents read", 0)
-    rows = [("read", left)]
-    for reason in sorted((r for r in dropped if r.startswith("document: ")), key=lambda r: "copy" in r):
-        left -= dropped[reason]
-        rows.append((f"without: {reason.removeprefix('document: ')}", left))
-    return rows
-
-
 def write_report(out: str | Path, manifest: dict) -> None:
     """Write report.md of a data directory: what was read, what was dropped and why, for a person to read."""
-    counts, lengths = manifest["counts"], manifest["lengths"]
-    lines = ["# Corpus report", ""]
-    inputs = manifest["settings"]["inputs"]
-    lines += [f"{len(inputs)} input files, {manifest['raw bytes'] / 1e6:.1f} MB of raw text.", ""]
-    steps = [[step, f"{left:,}"] for step, left in _flow(manifest)]
-    pieces, tokens = counts.get("pieces", 0), counts.get("tokens", 0)
-    all_ids = [counts.get(f"{split}: ids", 0) for split in ("train", "valid")]
-    ids = [f"{number:,}" for number in all_ids]
-    documents = [f"{counts.get(f'{split}: documents', 0):,}" for split in ("train", "valid")]
+    counts, dropped = collections.Counter(manifest["counts"]), manifest["dropped"]
+    times = {reason: sum(domains.values()) for reason, domains in dropped.items()}
+    left = counts["documents read"]
+    flow = [["read", f"{left:,}"]]
+    for reason in sorted((r for r in times if r.startswith("document: ")), key=lambda r: "copy" in r):
+        left -= times[reason]
+        flow.append([f"without: {reason.removeprefix('document: ')}", f"{left:,}"])
+
+    def of_splits(what):
+        return " / ".join(f"{counts[f'{split}: {what}']:,}" for split in ("train", "valid"))
+
+    def too_long(length):
+        return _share(
+            counts[f"ids in sentences too long for {length} tokens"], counts["train: ids"] + counts["valid: ids"]
+        )
+
     kept = [
-        ["documents", f"{counts.get('documents kept', 0):,}"],
-        ["of them for training / validation", " / ".join(documents)],
-        ["paragraphs", f"{counts.get('paragraphs kept', 0):,}"],
-        ["sentences", f"{counts.get('sentences', 0):,}"],
-        ["words and punctuation marks", f"{tokens:,}"],
-        ["ids in train / valid, `</s>` included", " / ".join(ids)],
+        ["documents", f"{counts['documents kept']:,}"],
+        ["of them for training / validation", of_splits("documents")],
+        ["paragraphs", f"{counts['paragraphs kept']:,}"],
+        ["sentences", f"{counts['sentences']:,}"],
+        ["words and punctuation marks", f"{counts['tokens']:,}"],
+        ["ids in train / valid, `</s>` included", of_splits("ids")],
         *(
-            [
-                f"of them in sentences that {length} tokens do not hold (training cuts those)",
-                _share(counts.get(f"ids in sentences too long for {length} tokens", 0), sum(all_ids)),
-            ]
+            [f"of them in sentences that {length} tokens do not hold (training cuts those)", too_long(length)]
             for length in BLOCKS
         ),
         ["types of the vocabulary", f"{manifest['vocab_size']:,}"],
-        ["pieces per word", f"{pieces / tokens:.3f}" if tokens else ""],
-        ["pieces that are `<unk>`", _share(counts.get("pieces that are <unk>", 0), pieces)],
-        ["words per sentence: mean, median, 99 %", _typical(lengths.get("tokens per sentence"))],
+        ["pieces per word", f"{counts['pieces'] / counts['tokens']:.3f}" if counts["tokens"] else ""],
+        ["pieces that are `<unk>`", _share(counts["pieces that are <unk>"], counts["pieces"])],
+        ["words per sentence: mean, median, 99 %", _typical(manifest["lengths"].get("tokens per sentence"))],
     ]
-    dropped = []
-    for reason, domains in sorted(manifest["dropped"].items(), key=lambda item: -sum(item[1].values())):
-        top = sorted(domains.items(), key=lambda item: (-item[1], item[0]))[:3]
-        where = ", ".join(f"{domain} ({count:,})" for domain, count in top)
-        dropped.append([reason, f"{sum(domains.values()):,}", where])
-    lines += [TextTable.plain(["documents", ""], steps).markdown()]
-    lines += [TextTable.plain(["what is left", ""], kept).markdown()]
-    lines += ["## Dropped, by reason and by where it came from", ""]
-    lines += [TextTable.plain(["reason", "times", "most often in"], dropped, align="lrl").markdown()]
-    other = {
-        k: v
-        for k, v in counts.items()
-        if k in ("short paragraphs joined to the next", "lines with bytes replaced by U+FFFD")
-    }
-    lines += [*(f"- {name}: {count:,}" for name, count in sorted(other.items()))]
-    lines += ["", "`manifest.json` has all counts, and up to 20 examples of each reason.", ""]
+    reasons = []
+    for reason in sorted(dropped, key=times.get, reverse=True):
+        top = sorted(dropped[reason].items(), key=lambda item: (-item[1], item[0]))[:3]
+        reasons.append([reason, f"{times[reason]:,}", ", ".join(f"{domain} ({count:,})" for domain, count in top)])
+    others = ("lines with bytes replaced by U+FFFD", "short paragraphs joined to the next")
+    lines = [
+        "# Corpus report",
+        "",
+        f"{len(manifest['settings']['inputs'])} input files, {manifest['raw bytes'] / 1e6:.1f} MB of raw text.",
+        "",
+        TextTable.plain(["documents", ""], flow).markdown(),
+        TextTable.plain(["what is left", ""], kept).markdown(),
+        "## Dropped, by reason and by where it came from",
+        "",
+        TextTable.plain(["reason", "times", "most often in"], reasons, align="lrl").markdown(),
+        *(f"- {name}: {counts[name]:,}" for name in others if counts[name]),
+        "",
+        "`manifest.json` has all counts, and up to 20 examples of each reason.",
+        "",
+    ]
     write_atomically(Path(out) / "report.md", "\n".join(lines))
