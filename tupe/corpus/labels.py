@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -144,13 +144,12 @@ def task_from(
 
 
 def prepare(
-    file: Path, vocabulary: Path, output: Path, name: str, text: Sequence[str], label: str,
-    valid: Path | None = None, test: Path | None = None, share: float = 0.1, seed: int = 1, kind: str | None = None,
-    order: Sequence[str] | None = None, metrics: Sequence[str] | None = None, workers: int | None = 1,
-    overwrite: bool = False, unquoted: bool = False, say: Callable = click.echo,
+    file: Path, vocabulary: Path, output: Path, name: str, text: Sequence[str], label: str, valid: Path | None,
+    test: Path | None, share: float, seed: int, kind: str | None, order: Sequence[str] | None,
+    metrics: Sequence[str] | None, workers: int | None, overwrite: bool, unquoted: bool,
 ) -> dict:  # fmt: skip
     """Write the folder `output`/`name`; returns its manifest. vocabulary: folder of the pre-training data. valid: file
-    of the held-out rows; else they are a share of `file`. say: gets lines about the labels.
+    of the held-out rows; else they are a share of `file`. Prints what the labels are.
 
     Raises ValueError, before anything is written, for whatever is wrong in one of the files.
     """
@@ -173,14 +172,14 @@ def prepare(
     if task.labels:
         counts = Counter(found for _, _, found in tables["train"])
         shown = [f"{each} ({counts[each] / counts.total():.1%} of training)" for each in task.labels]
-        say(f"{name}: {len(task.labels)} classes, in this order: {shorten_list(shown)}")
+        click.echo(f"{name}: {len(task.labels)} classes, in this order: {shorten_list(shown)}")
         if lonely := [each for each in task.labels if not counts[each]]:
-            say(f"{name}: no row of training has the label {shorten_list(lonely)}")
+            click.echo(f"{name}: no row of training has the label {shorten_list(lonely)}")
     else:
-        say(f"{name}: numbers from {task.bottom:g} to {task.top:g}")
+        click.echo(f"{name}: numbers from {task.bottom:g} to {task.top:g}")
     known = {texts for texts, _ in splits[0][1]}
     if again := sum(texts in known for texts, _ in splits[1][1]):
-        say(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
+        click.echo(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
     with encoding(vocabulary, output, [name], workers) as map_rows:
         remove_partial(output)
         return prepare_task(name, task, splits, vocabulary, output, map_rows)
