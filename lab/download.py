@@ -30,7 +30,7 @@ import click
 from tupe.common import options
 from tupe.common.options import Command, ListOf
 from tupe.common.record import write_atomically
-from tupe.corpus.readers import DAMAGE
+from tupe.corpus.records import DAMAGE
 
 # ---- downloading packages
 

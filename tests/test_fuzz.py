@@ -24,6 +24,7 @@ from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
 from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read
+from tupe.corpus.records import Reading
 from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import read_paradigms
 from tupe.plugin.pretrained import load_dictionary
@@ -42,7 +43,7 @@ def documents(kind):
         for errors in ("strict", "replace"):
             source = Input(str(path), kind, path.stat().st_size, 0)
             try:
-                for document in read(source, errors, Stats()):
+                for document in read(source, Reading(errors), Stats()):
                     paragraphs(document)
             except ValueError:
                 if errors == "replace":

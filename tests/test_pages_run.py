@@ -28,7 +28,7 @@ ELSEWHERE = {
     "--tokenizer ": "tests/corpus/test_tokenizers.py: too little text for these vocabularies",
     "finetune --engine transformers": "tests/training/test_finetune.py",
     "sweep --engine": "the same",
-    "--engine dask": "tests/corpus/test_engine.py, with a scheduler",
+    "--dask": "tests/corpus/test_engine.py, with a scheduler",
     "hydra/launcher=slurm": "needs Slurm; the same sweep without it: tests/plugin/test_launchers.py",
     "--to modernbert": "tests/test_encoder_blocks.py",
     "released.pt": "tests/checkpoints/test_convert.py, with the released code's files",

@@ -136,3 +136,9 @@ def test_a_worker_that_dies_while_it_sends_a_result_does_not_block_the_others():
             pool.submit(die_with_the_lock).result()
 
     assert in_a_copy(target) == 0
+
+
+def test_a_worker_leaves_ctrl_c_to_its_parent():
+    """It would print a traceback of its own."""
+    with processes.workers(1) as pool:
+        assert pool.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN

@@ -67,9 +67,10 @@ def test_only_line_feeds_end_a_row(tmp_path):
         ("RTE", b"index\tsentence1\tsentence2\tlabel\n0\ta\tentailment\n", "line 2: 3 columns, expected 4"),
         ("RTE", b"index\tsentence1\tsentence2\tlabel\n0\ta\tb\tmaybe\n", "line 2: unknown label 'maybe', expected"),
         ("CoLA", b"gj04\t1\t\tfine .\ngj04\t2\t\tA cat .\n", "line 2: unknown label '2', expected one of 0, 1"),
-        ("CoLA", b"gj04\t1\t\tfine .\ngj04\t1\t\tA \xff cat .\n", "line 2: not UTF-8"),
+        ("CoLA", b"gj04\t1\t\tfine .\ngj04\t1\t\tA \xff cat .\n", "line 2: byte 0xff at column 11 is not UTF-8"),
         ("CoLA", b"gj04\t1\tfine .\n", "line 1: 3 columns, expected 4"),
-        ("CoLA", b"gj04\t1\t\tfine .\ngj04\t1\t\ta\0b\n", "line 2: a NUL byte at byte 9"),
+        ("CoLA", b"gj04\t1\t\tfine .\ngj04\t1\t\ta\0b\n", "line 2: a NUL byte"),
+        ("RTE", b"index\tsentence1\tsentence2\tlabel\tlabel\n0\ta\tb\tc\td\n", "more than one column 'label'"),
         ("RTE", b"word " * 100_000, "line 1: no column sentence1"),
         ("RTE", b"\t".join([b"word"] * 100_000), "(100000 in all)"),
         ("CoLA", b"gj04\t" + b"1" * 100_000 + b"\t\tfine .\n", "line 1: unknown label '1111"),
@@ -78,6 +79,7 @@ def test_only_line_feeds_end_a_row(tmp_path):
         ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "5.2\n").encode(), "line 2: unknown score '5.2'"),
         ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "high\n").encode(), "a number from 0 to 5"),
         ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "nan\n").encode(), "unknown score 'nan'"),
+        ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "1_0\n").encode(), "line 2: unknown score '1_0'"),
     ],
 )  # fmt: skip
 def test_bad_files_are_refused_with_file_and_line(name, content, message, tmp_path):

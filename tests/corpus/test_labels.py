@@ -140,7 +140,7 @@ def test_the_order_of_labels_is_written_down_and_checked(vocabulary, tmp_path):
 
 def test_numbers_are_scaled_by_those_of_training(vocabulary, tmp_path):
     file, valid = write(tmp_path / "often.csv", cats()), write(tmp_path / "v.jsonl", [{**cats(1)[0], "how_often": 9}])
-    done = prepare(file, vocabulary, tmp_path / "bin", "--valid", valid, label="how_often")
+    done = prepare(file, vocabulary, tmp_path / "bin", "--valid", valid, "--kind=numbers", label="how_often")
     assert "often: numbers from -1 to 4" in done.output
     assert set(read_targets(tmp_path / "bin" / "often", "train")) == {0.0, 0.5, 1.0}
     assert read_targets(tmp_path / "bin" / "often", "valid") == [2.0]
@@ -163,7 +163,14 @@ BAD = {  # content of the table -> (words, what the error says)
     GOOD + "x,no\n": (("--labels", "yes"), "line 3: unknown label 'no'; valid: yes"),
     GOOD + "dog,yes\n": (("--valid", "v.csv"), "v.csv, line 3: unknown label 'maybe'; valid: no, yes"),
     GOOD + "pig,yes\n": (("--kind", "numbers"), "t.csv, line 2: 'yes' is no number"),
-    "a,y\n" + "cat,1.5\nmat,2.5\n" * 4 + "cat,many\n": ((), "t.csv, line 10: 'many' is no number"),
+    "a,y\n" + "cat,1.5\nmat,2.5\n" * 4 + "cat,many\n": (("--kind=numbers",), "t.csv, line 10: 'many' is no number"),
+    "a,y\n" + "cat,18_24\nmat,25_34\n" * 4: (("--kind=numbers",), "t.csv, line 2: '18_24' is no number"),
+    "a,y\n" + "cat,1.5\nmat,2.5\n" * 4: ((), "'y' has numbers such as 1.5: give --kind numbers or --kind classes"),
+    "a,y\n" + "".join(f"cat,{n}\n" for n in range(50)): ((), "'y' has numbers such as 0: give --kind numbers or"),
+    GOOD + "cat,NaN\n": ((), "t.csv, line 10: no label in 'y'"),
+    GOOD + "cat,null\n": ((), "t.csv, line 10: no label in 'y'"),
+    GOOD + "u,yes\n": (("--test", "w.csv"), "w.csv, line 2: no label in 'y'"),
+    "a,y,y\ncat,yes,no\n": ((), "t.csv has more than one column 'y': rename one"),
     "a,y\n" + "cat,1\n" * 9: ((), "'y' is '1' in all 9 rows: nothing to learn"),
     "a,y\n" + "".join(f"cat,id{n}\n" for n in range(50)): ((), "'y' has 50 different values in 50 rows"),
     "a,y\n": ((), "t.csv has no row"),
@@ -181,6 +188,7 @@ def test_bad_input_is_one_line_with_its_place_and_writes_nothing(content, vocabu
     words, message = BAD[content]
     Path("t.csv").write_text(content)
     Path("v.csv").write_text("a,y\ncat,yes\ndog,maybe\n")
+    Path("w.csv").write_text("a,y\ncat,\ndog,yes\n")
     done = run("prepare", "labels", "t.csv", "--data", vocabulary, "--output=bin", "--text=a", "--label=y", *words)
     assert done.exit_code == 2 and message in done.output and done.output.strip().count("\n") == 0, done.output
     assert not Path("bin").exists()
@@ -199,6 +207,14 @@ def test_mixed_encodings_and_other_kinds(vocabulary, tmp_path):
     )
     path.write_text("\n".join([*lines[:6], lines[7]]))
     assert "line 7: 'a' is no text: 1" in prepare(path, vocabulary, tmp_path / "b", text="a", label="y").output
+    path.write_text("\n".join([*lines[:6], '{"a": "mat", "y": [0, 1]}']))
+    done = prepare(path, vocabulary, tmp_path / "b", text="a", label="y")
+    assert "line 7: the label [0, 1] is not a word or a number" in done.output
+    (tmp_path / "u.tsv").write_text("a\ty\n" + '"cat\tyes\nmat\tno\n' * 4)
+    refused = prepare(tmp_path / "u.tsv", vocabulary, tmp_path / "u", text="a", label="y")
+    assert refused.exit_code == 2 and "or read such marks as text with --unquoted" in refused.output
+    done = prepare(tmp_path / "u.tsv", vocabulary, tmp_path / "u", "--unquoted", text="a", label="y")
+    assert done.exit_code == 0 and "u valid: 2 rows" in done.output
     path.write_text("\n".join([*lines[:6], "{"]))
     assert "line 7: not a JSON object" in prepare(path, vocabulary, tmp_path / "b", text="a", label="y").output
     done = prepare(tmp_path / "t.txt", vocabulary, tmp_path / "b", text="a", label="y")
@@ -218,7 +234,7 @@ def prepared(vocabulary, tmp_path_factory):
     bare = write(folder / "bare.jsonl", [{key: row[key] for key in ("question", "text")} for row in cats(12, seed=2)])
     for words, label in (
         (["--name=cats", "--labels", "two or more,none,one", "--test", test], "cats"),
-        (["--name=often", "--test", bare], "how_often"),
+        (["--name=often", "--kind=numbers", "--test", bare], "how_often"),
     ):
         assert prepare(file, vocabulary, folder / "bin", *words, label=label).exit_code == 0
     return folder / "bin"
@@ -339,7 +355,9 @@ def test_numbers_of_another_range_are_refused(vocabulary, tmp_path):
     rows = cats()
     for name, factor in (("model", 1), ("data", 10)):
         file = write(tmp_path / f"{name}.csv", [{**row, "how_often": factor * row["how_often"]} for row in rows])
-        done = prepare(file, vocabulary, tmp_path / name, "--name=often", "--test", file, label="how_often")
+        done = prepare(
+            file, vocabulary, tmp_path / name, "--name=often", "--kind=numbers", "--test", file, label="how_often"
+        )
         assert done.exit_code == 0, done.output
     theirs, message = task_of(tmp_path / "model" / "often").plain(), "often: the range is -1 to 4 in "
     (tmp_path / "run").mkdir()

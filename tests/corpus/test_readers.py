@@ -1,7 +1,6 @@
 import bz2
 import errno
 import gzip
-import io
 import json
 import lzma
 import os
@@ -11,15 +10,17 @@ import pytest
 import zstandard
 
 from tupe.corpus import readers as documents
+from tupe.corpus import records
 from tupe.corpus.readers import Document, find_inputs, paragraphs
-from tupe.corpus.steps import Stats
+from tupe.corpus.records import Reading
+from tupe.corpus.stats import Stats
 from tupe.evaluation.minimal_pairs import Pair, read_paradigms
 
 
 def read_all(*paths, errors="strict"):
     stats = Stats()
     inputs, _ = find_inputs(paths)
-    return [document for source in inputs for document in documents.read(source, errors, stats)], stats
+    return [document for source in inputs for document in documents.read(source, Reading(errors), stats)], stats
 
 
 def texts(*paths, **options):
@@ -146,12 +147,7 @@ def test_a_table_names_the_package_that_unpacks_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     (tmp_path / "a.csv.zst").touch()
     with pytest.raises(ValueError, match="a.csv.zst needs zstandard: pip install zstandard"):
-        list(documents.read_fields(tmp_path / "a.csv.zst", {"text": "--text"}))
-
-
-def test_standard_input(monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES)))
-    assert texts("-") == DOCUMENTS
+        list(records.read_fields(tmp_path / "a.csv.zst", {"text": "--text"}))
 
 
 def test_a_folder_holds_books(tmp_path):
@@ -239,20 +235,6 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     for name, content in contents.items():
         (tmp_path / name).write_text(content, encoding="utf-8-sig")
         assert texts(tmp_path / name) == ["One.", "Two."], name
-
-
-def test_nothing_after_an_array_is_left_out(tmp_path, monkeypatch):
-    array = json.dumps([{"text": "One."}, {"text": "Two]."}])
-    path = tmp_path / "a.json"
-    for chunk in (documents.CHUNK, 5):
-        monkeypatch.setattr(documents, "CHUNK", chunk)
-        path.write_text(array + "\n" * 9)
-        assert texts(path) == ["One.", "Two]."]
-        path.write_text(f"{array}\n{array}")
-        with pytest.raises(ValueError, match=r"a.json: cannot be read after .*:2: .*after the array.*end comes"):
-            texts(path)
-        read_documents, stats = read_all(path, errors="replace")
-        assert len(read_documents) == 2 and stats.dropped == {"file: damaged, read up to there": {"a.json": 1}}
 
 
 def test_what_lies_in_the_output_folder_is_refused_by_its_name(tmp_path):
@@ -370,7 +352,8 @@ def test_undecodable_bytes_can_be_replaced(tmp_path):
 
 
 def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "MAX_DOCUMENT", 1000)
+    for module in (documents, records):
+        monkeypatch.setattr(module, "MAX_DOCUMENT", 1000)
     long = "word " * 300
     (tmp_path / "a.txt").write_text(f"good\n\nstart\n{long}\nend\n\n" + "line\n" * 300 + "\ngood, too\n")
     (tmp_path / "a.jsonl").write_text(
@@ -393,7 +376,7 @@ def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeyp
         assert sum(stats.dropped["document: longer than 1000 characters"].values()) == lost
         assert stats.counts["documents read"] == len(kept) + lost
     with pytest.raises(ValueError, match=r"a\.csv:3: a line longer than 1000 characters"):
-        list(documents.read_fields(tmp_path / "a.csv", {"text": "--text"}))
+        list(records.read_fields(tmp_path / "a.csv", {"text": "--text"}))
 
 
 DOCS = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Tom &amp; Jerry">

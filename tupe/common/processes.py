@@ -72,8 +72,10 @@ def _shutting_down(pool):
 
 def _begin(start, *arguments):
     """Begin a worker. It ends when its parent is killed, or would wait for work for ever; and at SIGTERM at once: an
-    exception would be sent to the parent as a result, through a lock which a worker that was killed may hold."""
+    exception would be sent to the parent as a result, through a lock which a worker that was killed may hold. Ctrl-C
+    is the parent's, which ends its workers."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
     start(*arguments)

@@ -1,21 +1,21 @@
-"""Runs the steps of `tupe.corpus.steps` over shards: in this process, in several, or on a cluster. A run can be
-killed at any moment and continues when it is started again."""
+"""Runs the steps of `tupe.corpus.steps` over shards: in several processes, or on a cluster. A run can be killed at any
+moment and continues when it is started again."""
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import functools
 import hashlib
 import importlib.util
 import json
+import math
 import os
-import resource
 import shutil
-import sys
-import time
+import signal
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +27,77 @@ from ..common import options, processes
 from ..common.options import Command, shorten
 from ..common.prepared import check_name, tasks_in
 from ..common.record import naming, write_atomically
+from ..common.stop import SIGNALS, handled
 from ..normaliser import SENTENCES
 from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
-from .readers import FIELD, find_inputs, packages
-from .report import write_report
-from .steps import Stats
+from .readers import find_inputs, packages
+from .records import Reading
+from .stats import Stats, write_report
 from .vocabulary import SPECIALS, TRAINED, read_tokenizer
 
-ENGINES = ("local", "dask")
 INDICES = ("train.idx", "valid.idx")
 # All that a run puts into its folder beside `work`. What else is there is another's.
-WRITTEN = (*INDICES, "train.bin", "valid.bin", *TextEncoder.FILES, "report.md", "report.png", "speed.json")
+WRITTEN = (*INDICES, "train.bin", "valid.bin", *TextEncoder.FILES, "report.md")
+LOOK = 0.2  # seconds from one look for signals to the next
 
 
-def run_task(function: Callable, target: Path, args: tuple) -> dict:
-    """Run function(folder, *args) on a new folder, which is renamed to `target` only when all is written. Returns
-    {"cpu": seconds, "peak": bytes of memory}."""
-    target = Path(target)
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What a user may choose, each with its default; `command` says what they mean."""
+
+    field: str = Reading().field
+    unquoted: bool = False
+    errors: str = Reading().errors
+    tokenizer: str = "paper"
+    vocab_size: int = 32768
+    language: str = "en"
+    cased: bool = False
+    sentences: str = "rules"
+    spacy_model: str | None = None
+    valid_fraction: float = 0.005
+    near_duplicates: float = 0.0
+    keep_words: float = 0.0
+    sample_mb: float = 200.0
+    shard_mb: float = 16.0
+    seed: int = 1
+
+    def __post_init__(self):
+        for name, high in (("near_duplicates", 1), ("keep_words", 1), ("valid_fraction", 0.5), ("seed", 2**64 - 1)):
+            if not 0 <= getattr(self, name) <= high:
+                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; valid: 0 to {high}")
+        for name in ("sample_mb", "shard_mb"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; valid: a number above 0")
+        if self.keep_words and self.tokenizer != "paper":
+            raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
+        if self.cased and self.tokenizer not in ("paper", *TRAINED):
+            raise ValueError(
+                f"--cased does not go with --tokenizer {self.tokenizer}, which says itself whether case matters"
+            )
+
+    def text(self) -> dict:
+        """The options of the text's normaliser."""
+        names = ("spacy_model", "language", "sentences", *["cased"] * (self.tokenizer == "paper"))
+        return {name: getattr(self, name) for name in names}
+
+    def training(self) -> tuple | None:
+        """The tokeniser, as `corpus.vocabulary` takes it."""
+        if self.tokenizer == "paper":
+            return None
+        if self.tokenizer in TRAINED:
+            return self.tokenizer, {"cased": self.cased, "prose": self.sentences == "rules"}
+        return None, read_tokenizer(self.tokenizer)
+
+
+# ------------------------------------------------------------------------------------------------------- running tasks
+
+
+def run_task(function: Callable, target: Path, args: tuple) -> None:
+    """Run function(folder, *args) on a new folder, which is renamed to `target` only when all is written."""
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.parent / f".{target.name}.{uuid.uuid4().hex}"
     folder.mkdir()
-    start = time.process_time()
     try:
         with naming(target):
             function(folder, *args)
@@ -59,101 +108,90 @@ def run_task(function: Callable, target: Path, args: tuple) -> dict:
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return {"cpu": time.process_time() - start, "peak": peak}
+
+
+def local(workers: int) -> contextlib.AbstractContextManager[concurrent.futures.Executor]:
+    """An executor on processes of this machine."""
+    tqdm.monitor_interval = 0  # no monitor thread: forking a process that has threads is unsafe
+    return processes.workers(workers)
 
 
 @contextlib.contextmanager
-def _executor(engine, workers, scheduler):
-    """An executor as in concurrent.futures, or None to run the tasks in this process."""
-    if engine == "dask":
-        from distributed import Client, KilledWorker
+def dask(scheduler: str) -> Iterator[concurrent.futures.Executor]:
+    """An executor on a Dask cluster, which behaves as those of concurrent.futures. scheduler: its address."""
+    from distributed import Client, KilledWorker
 
-        try:
-            with Client(scheduler, set_as_default=False) as client:
-                yield client.get_executor(pure=False)
-        except KilledWorker as error:
-            raise concurrent.futures.BrokenExecutor from error
-    elif workers == 1:
-        yield None
-    else:
-        tqdm.monitor_interval = 0  # no monitor thread: forking a process that has threads is unsafe
-        with processes.workers(workers) as pool:
-            yield pool
+    try:
+        with Client(scheduler, set_as_default=False) as client:
+            yield client.get_executor(pure=False)
+    except KilledWorker as error:
+        raise concurrent.futures.BrokenExecutor from error
 
 
 class Preparation:
-    """One run into the folder `out`; its intermediate files are in out/work."""
+    """One run; its intermediate files are in the folder `work`.
 
-    def __init__(self, out: str | Path, engine: str, workers: int, scheduler: str | None):
-        self.out, self.work = Path(out), Path(out) / "work"
-        self.engine, self.workers, self.scheduler = engine, workers, scheduler
-        self.costs = {}
+    executor: makes the executor of a step. received: gets the signals that arrive. They are looked at between tasks: an
+    exception that a handler raises is lost where the signal comes while a process is being forked.
+    """
 
-    def step(self, name: str, function: Callable, tasks: list, in_process: bool = False) -> list[Path]:
+    def __init__(self, work: Path, executor: Callable, received: Sequence[int]):
+        self.work, self.executor, self.received = work, executor, received
+
+    def step(self, name: str, function: Callable, tasks: list) -> list[Path]:
         """Run the tasks of a step that are not finished yet; returns the folders of all, in order.
 
         `tasks`: [(task name, bytes of raw text, arguments), ...]. The name of a folder has a hash of the arguments,
         which include the folders of earlier steps: so results from other inputs or options are never taken for these.
-        `in_process`: run in this process.
-        Raises ValueError if a worker dies or the disk fails; finished tasks are kept.
+        Raises ValueError if a worker dies or the disk fails, and SystemExit after a signal; finished tasks are kept.
         """
+        self.look()
         targets = [self.work / name / f"{task}-{self._key(args)}" for task, _, args in tasks]
-        todo = [
-            (target, size, args) for target, (_, size, args) in zip(targets, tasks, strict=True) if not target.is_dir()
-        ]
-        total = sum(size for _, size, _ in tasks)
-        start = time.perf_counter()
-        costs = []
-        bar = tqdm(
-            total=total, initial=total - sum(size for _, size, _ in todo), desc=f"{name:10}", unit="B", unit_scale=True
-        )
-        with bar:
-            try:
-                if todo:
-                    executor = _executor(self.engine, self.workers, self.scheduler)
-                    with contextlib.nullcontext() if in_process else executor as pool:
-                        run = functools.partial(self._run_in_pool, pool) if pool else self._run_in_process
-                        run(function, todo, bar, costs)
-            except concurrent.futures.BrokenExecutor as error:
-                raise ValueError(
-                    f"a worker process of the step {name!r} died (killed, or out of memory?); what is finished is "
-                    "kept: the same command continues from there; use fewer --jobs if memory ran out"
-                ) from error
-            except OSError as error:
-                full = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot read or write"
-                raise ValueError(
-                    f"step {name!r}: {full}: {error}; what is finished is kept: the same command continues"
-                ) from error
-        if costs:
-            self.costs[name] = {
-                "MB": round(sum(size for _, size, _ in todo) / 1e6, 3),
-                "seconds": round(time.perf_counter() - start, 2),
-                "CPU seconds": round(sum(cost["cpu"] for cost in costs), 2),
-                "peak MB of a worker": round(max(cost["peak"] for cost in costs) / 1e6),
-            }
+        todo = [(target, *task[1:]) for target, task in zip(targets, tasks, strict=True) if not target.is_dir()]
+        total, left = (sum(size for _, size, _ in some) for some in (tasks, todo))
+        bar = tqdm(total=total, initial=total - left, desc=f"{name:10}", unit="B", unit_scale=True)
+        try:
+            with bar, self.executor() if todo else contextlib.nullcontext() as pool:
+                self._run(pool, function, todo, bar)
+        except concurrent.futures.BrokenExecutor as error:
+            self.look()  # a signal to the whole group ends workers too
+            raise ValueError(
+                f"a worker process of the step {name!r} died (killed, or out of memory?); what is finished is "
+                "kept: the same command continues from there; use fewer --jobs if memory ran out"
+            ) from error
+        except OSError as error:
+            full = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot read or write"
+            raise ValueError(
+                f"step {name!r}: {full}: {error}; what is finished is kept: the same command continues"
+            ) from error
         return targets
+
+    def _run(self, pool, function, todo, bar):
+        sizes = {pool.submit(run_task, function, target, args): size for target, size, args in todo}
+        try:
+            while sizes:
+                done, _ = concurrent.futures.wait(sizes, LOOK, concurrent.futures.FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                    bar.update(sizes.pop(future))
+                self.look()
+        except BaseException:
+            for future in sizes:
+                future.cancel()  # running tasks finish, and their results are kept, unless a signal ends this process
+            raise
+
+    def look(self) -> None:
+        """Raise SystemExit if a signal has arrived."""
+        if self.received:
+            raise SystemExit(128 + self.received[0])
 
     def _key(self, args):
         """A hash of a task's arguments that does not depend on where the run's folder is."""
         text = repr(args).replace(str(self.work), "")
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
-    def _run_in_process(self, function, todo, bar, costs):
-        for target, size, args in todo:
-            costs.append(run_task(function, target, args))
-            bar.update(size)
 
-    def _run_in_pool(self, pool, function, todo, bar, costs):
-        futures = {pool.submit(run_task, function, target, args): size for target, size, args in todo}
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                costs.append(future.result())
-                bar.update(futures[future])
-        except BaseException:
-            for future in futures:
-                future.cancel()  # running tasks finish, and their results are kept, unless a signal ends this process
-            raise
+# ------------------------------------------------------------------------------------------------- the folder of a run
 
 
 @contextlib.contextmanager
@@ -189,10 +227,9 @@ def _claim(out, settings, overwrite):
     """Make `out` ready for a run with these settings. Returns whether that run is finished already."""
     manifest, begun = out / "manifest.json", out / "work" / "command.json"
     current, earlier = _command(settings), json.loads(begun.read_text()) if begun.is_file() else {}
-    piped = "-" in current["inputs"]  # the text may be different this time
     finished = manifest.is_file()
     whole = finished and all((out / name).is_file() for name in INDICES)  # see `_remove`
-    if whole and not piped and json.loads(manifest.read_text()).get("settings") == settings:
+    if whole and json.loads(manifest.read_text()).get("settings") == settings:
         return True
     # An unfinished run continues with other options too, and reuses the steps that they leave as they are.
     continues = all(earlier.get(key) == current[key] for key in ("version", "inputs"))
@@ -216,8 +253,7 @@ def _claim(out, settings, overwrite):
     if not finished and earlier != current:  # finished data stay until the new ones are complete
         _remove(out)
     begun.parent.mkdir(parents=True, exist_ok=True)
-    # Remove half-written folders; for piped text, which may be different this time, all of them.
-    for stale in begun.parent.glob("*/*" if piped else "*/.*"):
+    for stale in begun.parent.glob("*/.*"):  # half-written
         shutil.rmtree(stale)
     for name in WRITTEN:
         for stale in out.glob(f"{name}.*.partial"):
@@ -233,13 +269,25 @@ def _remove(out):
         (out / name).unlink(missing_ok=True)
 
 
+def _remove_if_nothing_is_finished(out, keep):
+    """Bad input leaves the tasks that are finished, from which the same command continues, and else nothing."""
+    work = out / "work"
+    if (work / "command.json").is_file() and not any(work.glob("*/[!.]*")):
+        shutil.rmtree(work)
+        if not keep and not any(out.iterdir()):
+            out.rmdir()
+
+
+# ---------------------------------------------------------------------------------------------------------- a whole run
+
+
 def _groups(inputs, shard_bytes):
     """Inputs in groups of about a shard; compressed text counts four times."""
     group, size = [], 0
     for source in inputs:
         group.append(source)
         size += source.size * (4 if source.path.endswith((".gz", ".bz2", ".xz", ".zst")) else 1)
-        if size >= shard_bytes or source.path == "-":
+        if size >= shard_bytes:
             yield group
             group, size = [], 0
     if group:
@@ -261,125 +309,67 @@ def _too_few(left: int, place: str, stats: Stats, copies: int = 0) -> ValueError
     )
 
 
-def _check_packages(sources, near_duplicates, engine):
+def _check_packages(sources, near_duplicates, scheduler):
     needed = {name: source.path for source in reversed(sources) for name in packages(source)}
     needed |= {"datasketch": "--near-duplicates"} if near_duplicates else {}
-    needed |= {"distributed": "--engine dask"} if engine == "dask" else {}
+    needed |= {"distributed": "--dask"} if scheduler else {}
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         what = ", ".join(f"{needed[name]} needs {name}" for name in missing)
         raise ValueError(f"{what}: pip install {' '.join(missing)}")
 
 
-def _alone(function):
-    """While a function works on the folder `out`, no other process does."""
-
-    @functools.wraps(function)
-    def locked(inputs, out, **choices):
-        check_name(out)
-        out = Path(out).resolve()
-        existed = out.exists()
-        with _locked(out):
-            try:
-                return function(inputs, out, **choices)
-            except ValueError:
-                if choices.get("engine") != "dask":  # a task of a cluster may still be writing
-                    _remove_if_nothing_is_finished(out, keep=existed)
-                raise
-
-    return locked
-
-
-def _remove_if_nothing_is_finished(out, keep):
-    """Bad input leaves the tasks that are finished, from which the same command continues, and else nothing."""
-    work = out / "work"
-    if (work / "command.json").is_file() and not any(work.glob("*/[!.]*")):
-        shutil.rmtree(work)
-        if not keep and not any(out.iterdir()):
-            out.rmdir()
-
-
-@_alone
 def prepare(
     inputs: Sequence,
     out: str | Path,
     *,
-    vocab_size: int = 32768,
-    valid_fraction: float = 0.005,
-    errors: str = "strict",
-    field: str = FIELD,
-    spacy_model: str | None = None,
-    tokenizer: str = "paper",
-    language: str = "en",
-    cased: bool = False,
-    sentences: str = "rules",
-    near_duplicates: float = 0.0,
-    keep_words: float = 0.0,
-    sample_mb: float = 200.0,
-    shard_mb: float = 16.0,
-    seed: int = 1,
     overwrite: bool = False,
     keep_work: bool = False,
-    engine: str = "local",
     workers: int | None = None,
     scheduler: str | None = None,
     report: Callable[[str], Any] = lambda text: None,
+    **choices,
 ) -> dict:
-    """Run all steps into the folder `out`; `command` below documents the options. workers: processes, None for one per
-    core. report: called with lines for the user. Returns the manifest.
+    """Run all steps into the folder `out`. choices: of `Choices`; `command` documents them all. workers: processes,
+    None for one per core; scheduler: the address of a Dask cluster instead. report: called with lines for the user.
+    Returns the manifest.
 
     Raises ValueError for bad inputs or options, and for a worker or disk that fails: finished tasks are kept, and the
-    same call continues from there. Raises BlockingIOError if another process prepares `out`.
+    same call continues from there. Raises BlockingIOError if another process prepares `out`, and SystemExit after a
+    signal.
     """
-    if engine not in ENGINES or (engine == "dask") != (scheduler is not None):
-        raise ValueError(
-            f"engine {engine!r}, scheduler {scheduler!r}; valid: local without a scheduler, dask with its address"
-        )
-    for name, value, high in (
-        ("near-duplicates", near_duplicates, 1),
-        ("keep-words", keep_words, 1),
-        ("valid-fraction", valid_fraction, 0.5),
-        ("seed", seed, 2**64 - 1),
-    ):
-        if not 0 <= value <= high:
-            raise ValueError(f"--{name} is {value}; valid: 0 to {high}")
-    for name, value in (("sample-mb", sample_mb), ("shard-mb", shard_mb)):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"--{name} is {value}; valid: a number above 0")
-    pipeline, training = PaperText if tokenizer == "paper" else TokenizerText, None
-    text = {"spacy_model": spacy_model, "language": language, "sentences": sentences}
-    if pipeline is PaperText:
-        text["cased"] = cased
-    elif keep_words:
-        raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
-    elif tokenizer in TRAINED:
-        training = (tokenizer, {"cased": cased, "prose": sentences == "rules"})
-    elif cased:
-        raise ValueError(f"--cased does not go with --tokenizer {tokenizer}, which says itself whether case matters")
-    else:
-        training = (None, read_tokenizer(tokenizer))
+    check_name(out)
+    out = Path(out).resolve()
+    existed, received = out.exists(), []
+    count = workers or len(os.sched_getaffinity(0))
+    executor = functools.partial(dask, scheduler) if scheduler else functools.partial(local, count)
+    run = Preparation(out / "work", executor, received)
+    with handled(SIGNALS, lambda number, frame: received.append(number)), _locked(out):
+        try:
+            return _prepare(inputs, out, Choices(**choices), run, overwrite, keep_work, scheduler, report)
+        except ValueError:
+            if not scheduler:  # a task of a cluster may still be writing
+                _remove_if_nothing_is_finished(out, keep=existed)
+            raise
+        except SystemExit:  # of `Preparation.look`
+            report(f"stopped by {signal.Signals(received[0]).name}; the same command continues from here")
+            raise
+
+
+def _prepare(inputs, out, choices, run, overwrite, keep_work, scheduler, report):
+    training, text = choices.training(), choices.text()
+    pipeline = PaperText if choices.tokenizer == "paper" else TokenizerText
     normaliser = (pipeline.normaliser_of, *text.items())
-    sources, skipped = find_inputs(inputs, out, field)
-    _check_packages(sources, near_duplicates, engine)
+    sources, skipped = find_inputs(inputs, out)
+    _check_packages(sources, choices.near_duplicates, scheduler)
     corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
     settings = {
         "version": __version__,
-        "inputs": [list(source)[:4] for source in sources],
-        "field": field,
+        "inputs": [list(source) for source in sources],
         "skipped": skipped,
-        "vocab_size": vocab_size,
-        "valid_fraction": valid_fraction,
-        "errors": errors,
-        **text,
-        "tokenizer": tokenizer,
+        **dataclasses.asdict(choices),
         "tokenizer_hash": hashlib.sha256(repr(training).encode()).hexdigest()[
             :12
         ],  # of one that is given, its contents
-        "cased": cased,
-        "near_duplicates": near_duplicates,
-        "keep_words": keep_words,
-        "sample_mb": sample_mb,
-        "shard_mb": shard_mb,
-        "seed": seed,
     }
     if _claim(out, settings, overwrite):
         report(f"{out} is finished already")
@@ -392,16 +382,14 @@ def prepare(
             + " ..." * (len(skipped) > 5)
         )
 
-    run = Preparation(out, engine, workers or len(os.sched_getaffinity(0)), scheduler)
-    shard_bytes = int(shard_mb * 1e6)
+    shard_bytes = int(choices.shard_mb * 1e6)
+    reading = Reading(choices.errors, choices.field, choices.unquoted)
     groups = [
-        (f"{i:05}", sum(source.size for source in group), (group, errors, shard_bytes))
+        (f"{i:05}", sum(source.size for source in group), (group, reading, shard_bytes))
         for i, group in enumerate(_groups(sources, shard_bytes))
     ]
-    piped = any(source.path == "-" for source in sources)  # worker processes have no standard input
     # A worker of a cluster has another working folder. This one is no argument: where it is called makes no difference.
-    read_shards = functools.partial(corpus.read_shards, base=os.getcwd())
-    read_folders = run.step("read", read_shards, groups, in_process=piped)
+    read_folders = run.step("read", functools.partial(corpus.read_shards, base=os.getcwd()), groups)
     shards = []
     for folder in read_folders:
         for i, size in enumerate(json.loads((folder / "shards.json").read_text())):
@@ -413,14 +401,12 @@ def prepare(
     dropped = sum(sum(domains.values()) for reason, domains in stats.dropped.items() if reason.startswith("document:"))
     if (left := stats.counts["documents read"] - dropped) < 2:
         raise _too_few(left, f"in {names}", stats)
-    text_folders = run.step(
-        "text",
-        corpus.text_shard,
-        [(n, s, (path, normaliser, near_duplicates > 0)) for n, s, path in shards],
-    )
-    selection = (text_folders, near_duplicates, valid_fraction, int(sample_mb * 1e6), seed)
+    near_duplicates = choices.near_duplicates
+    tasks = [(name, size, (path, normaliser, near_duplicates > 0)) for name, size, path in shards]
+    text_folders = run.step("text", corpus.text_shard, tasks)
     for folder in text_folders:
         stats += Stats.load(folder)
+    selection = (text_folders, near_duplicates, choices.valid_fraction, int(choices.sample_mb * 1e6), choices.seed)
     try:
         (selected,) = run.step("select", corpus.select, [("all", total, selection)])
     except corpus.TooFew as error:
@@ -431,11 +417,11 @@ def prepare(
         return [(name, size, (text, *more)) for (name, size, _), text in zip(shards, text_folders, strict=True)]
 
     words = None
-    if keep_words:
+    if choices.keep_words:
         counts = run.step("count", corpus.count_shard, of_shards(selected))
-        (kept,) = run.step("words", corpus.keep_words, [("all", total, (counts, keep_words))])
+        (kept,) = run.step("words", corpus.keep_words, [("all", total, (counts, choices.keep_words))])
         words = kept / "words.txt"
-    sample = (text_folders, selected, words, vocab_size, training)
+    sample = (text_folders, selected, words, choices.vocab_size, training)
     (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, sample)])
     (model,) = vocabulary.iterdir()
     encoded = run.step("encode", corpus.encode_shard, of_shards(selected, model, words))
@@ -446,7 +432,6 @@ def prepare(
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
     if (out / "manifest.json").is_file():
         _remove(out)
-    write_atomically(out / "speed.json", json.dumps(run.costs, indent=2, allow_nan=False) + "\n")
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)
     merged.rmdir()  # else this step would count as finished, for ever
@@ -470,43 +455,52 @@ def prepare(
     return manifest
 
 
+def _option(name: str, help: str, **more) -> Callable:
+    """An option of `command`, with the default that stands in `Choices`."""
+    default = getattr(Choices, name.removeprefix("--").replace("-", "_"))
+    return click.option(name, default=default, show_default=bool(default), help=help, **more)
+
+
 @click.command(cls=Command)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @options.output("The folder to write: pieces, dictionary, the splits train and valid, manifest and report.")
-@click.option(
-    "--field", default=FIELD, show_default=True, help="The column of a table, or the key of JSON, that holds the text."
+@_option("--field", "The column of a table, or the key of JSON, that holds the text.")
+@_option("--unquoted", "In .csv and .tsv a quotation mark is text, as in most .tsv files of data sets.", is_flag=True)
+@_option(
+    "--tokenizer", f"The paper's; {', '.join(TRAINED)}, trained here; or a tokenizer.json or its folder.",
+    metavar="KIND|PATH",
+)  # fmt: skip
+@options.vocab_size(
+    Choices.vocab_size, "Types of the vocabulary, with the five special ones. A tokenizer.json has its own."
 )
-@click.option("--tokenizer", default="paper", show_default=True, metavar="KIND|PATH",
-              help=f"The paper's; {', '.join(TRAINED)}, trained here; or a tokenizer.json or its folder.")  # fmt: skip
-@options.vocab_size(help="Types of the vocabulary, with the five special ones. A tokenizer.json has its own.")
-@click.option("--language", default="en", show_default=True, metavar="CODE",
-              help="The language of the rules of spaCy and Moses, for example de.")  # fmt: skip
-@click.option("--cased", is_flag=True, help="Keep capital letters.")
-@click.option("--sentences", type=click.Choice(SENTENCES), default="rules", show_default=True,
-              help="How text is cut: by spaCy's rules, one sentence a line (no filter), or not at all.")  # fmt: skip
-@click.option(
-    "--valid-fraction", default=0.005, show_default=True, help="The share of the text that is held out as split valid."
-)
-@click.option("--near-duplicates", default=0.0, metavar="JACCARD",
-              help="Drop documents as similar as this to an earlier one, for example 0.8 (default: none).")  # fmt: skip
-@click.option("--keep-words", default=0.0, metavar="SHARE",
-              help="Share of word types to keep; others become <unk> (default: all; released TUPE: 0.21).")  # fmt: skip
-@click.option("--spacy-model", help="An installed model of spaCy that finds sentences (default: its rules).")
-@click.option("--errors", type=click.Choice(["strict", "replace"]), default="strict", show_default=True,
-              help="Stop at bad bytes and damaged files, or count them and go on.")  # fmt: skip
-@click.option(
-    "--sample-mb", default=200.0, show_default=True, help="Megabytes of text that the tokeniser is trained on."
-)
-@options.seed(help="The seed of the choice of that text.")
-@click.option(
-    "--shard-mb", default=16.0, show_default=True, help="Megabytes of raw text that a process takes at a time."
-)
+@_option("--language", "The language of the rules of spaCy and Moses, for example de.", metavar="CODE")
+@_option("--cased", "Keep capital letters.", is_flag=True)
+@_option(
+    "--sentences", "How text is cut: by spaCy's rules, one sentence a line (no filter), or not at all.",
+    type=click.Choice(SENTENCES),
+)  # fmt: skip
+@_option("--valid-fraction", "The share of the text that is held out as split valid.")
+@_option(
+    "--near-duplicates", "Drop documents as similar as this to an earlier one, for example 0.8 (default: none).",
+    metavar="JACCARD",
+)  # fmt: skip
+@_option(
+    "--keep-words", "Share of word types to keep; others become <unk> (default: all; released TUPE: 0.21).",
+    metavar="SHARE",
+)  # fmt: skip
+@_option("--spacy-model", "An installed model of spaCy that finds sentences (default: its rules).")
+@_option(
+    "--errors", "Stop at bad bytes and damaged files, or count them and go on.",
+    type=click.Choice(["strict", "replace"]),
+)  # fmt: skip
+@_option("--sample-mb", "Megabytes of text that the tokeniser is trained on.")
+@options.seed(Choices.seed, "The seed of the choice of that text.")
+@_option("--shard-mb", "Megabytes of raw text that a process takes at a time.")
 @options.jobs("The number of processes on this machine (default: all cores).")
-@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True,
-              help="Where the work is done: here, or on a Dask cluster with the same file system.")  # fmt: skip
 @click.option(
-    "--scheduler", metavar="ADDRESS", help="The address of the Dask cluster, for example tcp://10.0.0.1:8786."
-)
+    "--dask", "scheduler", metavar="ADDRESS",
+    help="Work on the Dask cluster with this scheduler, tcp://10.0.0.1:8786 for example, and the same file system.",
+)  # fmt: skip
 @click.option("--keep-work", is_flag=True, help="Keep the intermediate files in OUTPUT/work.")
 @click.option("--overwrite", is_flag=True, help="Replace other data in OUTPUT.")
 def command(inputs, output, jobs, **choices):
@@ -518,11 +512,9 @@ def command(inputs, output, jobs, **choices):
     INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .json, .csv and .tsv (a document per
     object or row, see --field), wikiextractor's wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or
     .zst; .parquet; a folder (its .txt files are books: one document each; also one of the library datasets); a glob in
-    quotes; - for text on standard input. OUTPUT/manifest.json lists what each step
-    dropped and why, with examples; report.md and report.png show it.
+    quotes. OUTPUT/manifest.json lists what each step dropped and why, with examples; report.md shows it.
 
-    After a kill or a failure the same command continues where it stopped (with - it starts again, because the text may
-    have changed). The result is the same, whatever --jobs is.
+    After a kill or a failure the same command continues where it stopped. The result is the same, whatever --jobs is.
     """
 
     def report(line):

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,8 @@ from ..common.record import naming, write_atomically
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import write_split
 from ..normaliser import is_blank
+from .records import MAX_DOCUMENT, Reading, check_columns, number_of, read_lines
+from .stats import Stats
 
 TEST_ROWS = {  # of the official test sets
     ("CoLA", "test"): 1063, ("SST-2", "test"): 1821, ("MRPC", "test"): 1725, ("STS-B", "test"): 1379,
@@ -48,6 +49,7 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
     missing = [column for column in needed if column not in header]
     if missing:
         raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {shorten_list(header)}")
+    check_columns(header, {}, path)
     if not labelled and task.label in header:
         raise ValueError(f"{path}, line 1: a column {task.label!r}, but a test set has no labels")
     text = [header.index(column) for column in task.text]
@@ -75,24 +77,15 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
 
 
 def _lines(path):
-    # Only a line feed ends a row: sentences may contain other separators, at which str.splitlines would split. Some
-    # files begin with a byte-order mark.
+    """Only a line feed ends a row: sentences may contain other separators."""
     if not Path(path).is_file():
         raise ValueError(f"{path} is not a file")
-    content = Path(path).read_bytes()
-    content = content[3:] if content.startswith(b"\xef\xbb\xbf") else content
-    lines = content.split(b"\n")
-    if lines[-1] == b"":
-        lines.pop()
-    decoded = []
+    with open(path, "rb") as file:
+        lines = [line for _, line in read_lines(file, str(path), Reading("refuse"), Stats(), lone="\n")]
     for number, line in enumerate(lines, 1):
-        if b"\0" in line:
-            raise ValueError(f"{path}, line {number}: a NUL byte at byte {line.index(0)}")
-        try:
-            decoded.append(line.decode("utf-8").rstrip("\r"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    return decoded
+        if line is None or "\0" in line:
+            raise ValueError(f"{path}, line {number}: a NUL byte, or more than {MAX_DOCUMENT} bytes in a line")
+    return lines
 
 
 def _check_label(task: Glue, label, where):
@@ -100,11 +93,8 @@ def _check_label(task: Glue, label, where):
         if label not in task.labels:
             raise ValueError(f"{where}: unknown label {shorten(label)}, expected one of {', '.join(task.labels)}")
         return label
-    try:
-        value = float(label)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= task.top:
+    value = number_of(label)
+    if value is None or not 0 <= value <= task.top:
         raise ValueError(f"{where}: unknown score {shorten(label)}, expected a number from 0 to {task.top:g}")
     return value / task.top
 

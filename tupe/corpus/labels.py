@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -13,59 +13,50 @@ from ..common.options import shorten, shorten_list, task_key
 from ..common.prepared import check_name, check_replaced, encoding, tasks_in
 from ..data.glue import METRICS, TASKS, Glue
 from .glue import describe, prepare_task, remove_partial
-from .readers import read_fields
+from .records import number_of, read_fields, text_of
 
 MOST = 20  # different whole numbers that count as classes
 KINDS = {"classes": ("accuracy", "f1", "macro_f1", "matthews"), "numbers": ("pearson", "spearman")}  # their metrics
 
 
-def read_table(path: Path, text: Sequence[str], label: str, is_labelled: bool | None = True) -> list[tuple]:
-    """[(place, texts, label as text, or None)] of a file. is_labelled: None where the first row decides.
+def read_table(
+    path: Path, text: Sequence[str], label: str, labelled: bool | None = True, unquoted: bool = False
+) -> list[tuple]:
+    """[(place, texts, label as text, or None)] of a file. labelled: None where all rows have a label, or none has.
 
     Raises ValueError, with the place, for a row without one of them.
     """
-    fields, rows = dict.fromkeys(text, "--text"), []
-    needed = fields | ({label: "--label"} if is_labelled else {})
-    for where, record in read_fields(path, needed, [label]):
-        if is_labelled is None:
-            is_labelled = record.get(label) not in (None, "")
+    rows = []
+    needed = dict.fromkeys(text, "--text") | ({label: "--label"} if labelled else {})
+    for where, record in read_fields(path, needed, [label], unquoted):
         for name in text:
             if not isinstance(record[name], str):
                 raise ValueError(f"{where}: {name!r} is no text: {shorten(record[name])}")
             if re.search("[\0\ud800-\udfff]", record[name]):
                 raise ValueError(f"{where}: {name!r} has a NUL or half of a surrogate pair: {shorten(record[name])}")
-        found = None
-        if is_labelled:
-            value = record.get(label)
-            found = str(value).lower() if isinstance(value, bool) else str("" if value is None else value).strip()
-            if not found or found == "nan":
-                raise ValueError(f"{where}: no label in {label!r}")
-            if re.search(r"[\x00-\x1f\x7f]", found):  # files of labels and predictions have one in a line
-                raise ValueError(f"{where}: the label {shorten(found)} has a line break, a tab or a control character")
+        try:
+            found = text_of(record.get(label))
+        except ValueError as error:
+            raise ValueError(f"{where}: the label {shorten(record[label])} is {error}") from None
+        if found and re.search(r"[\x00-\x1f\x7f]", found):  # files of labels and predictions have one in a line
+            raise ValueError(f"{where}: the label {shorten(found)} has a line break, a tab or a control character")
         rows.append((where, tuple(record[name] for name in text), found))
     if not rows:
         raise ValueError(f"{path} has no row")
+    without = [where for where, _, found in rows if found is None]
+    if without and (labelled or len(without) < len(rows)):
+        raise ValueError(f"{without[0]}: no label in {label!r}")
     return rows
 
 
-def is_number(text: str) -> bool:
-    try:
-        return np.isfinite(float(text))
-    except ValueError:
-        return False
-
-
 def kind_of_labels(rows: list[tuple], label: str) -> str:
-    """ "numbers" if the labels are numbers that are not all whole, or many; else "classes". Raises ValueError for some
-    numbers among other words, and for as many classes as a name or a number of a row would have."""
-    values = Counter(found for _, _, found in rows)
-    numbers = [value for value in values if is_number(value)]
-    parts = [value for value in numbers if not re.fullmatch("[+-]?[0-9]+", value)]
-    if len(numbers) < len(values) and (parts or len(numbers) > MOST):
-        odd = next((where, found) for where, _, found in rows if not is_number(found))
-        raise ValueError(f"{odd[0]}: {shorten(odd[1])} is no number, as other labels are; or give --kind classes")
-    if len(numbers) == len(values) and (parts or len(values) > MOST):
-        return "numbers"
+    """ "classes", unless the labels may be meant as numbers: then ValueError asks for the kind. So it does for as many
+    classes as a name or a number of a row would have."""
+    values = {found for _, _, found in rows}
+    numbers = [value for value in values if number_of(value) is not None]
+    odd = [value for value in numbers if not re.fullmatch("[+-]?[0-9]+", value)]
+    if odd or (len(numbers) == len(values) > MOST):
+        raise ValueError(f"{label!r} has numbers such as {min(odd or numbers)}: give --kind numbers or --kind classes")
     if len(values) > max(MOST, len(rows) / 2):
         raise ValueError(f"{label!r} has {len(values)} different values in {len(rows)} rows; choose another --label")
     return "classes"
@@ -77,9 +68,16 @@ def order_of(rows: list[tuple], given: Sequence[str] | None) -> tuple[str, ...]:
         if len({*given}) < len(given):
             raise ValueError(f"--labels {','.join(given)}: a label twice")
         return tuple(given)
-    found = {value for _, _, value in rows}
-    numeric = all(map(is_number, found))
-    return tuple(sorted(found, key=lambda each: (float(each) if numeric else 0, each)))
+    numbers = {value: number_of(value) for _, _, value in rows}
+    if None in numbers.values():
+        return tuple(sorted(numbers))
+    return tuple(sorted(numbers, key=lambda value: (numbers[value], value)))
+
+
+def _number(where, found):
+    if (number := number_of(found)) is None:
+        raise ValueError(f"{where}: {shorten(found)} is no number")
+    return number
 
 
 def values_of(rows: list[tuple], task: Glue) -> list[tuple]:
@@ -93,9 +91,7 @@ def values_of(rows: list[tuple], task: Glue) -> list[tuple]:
                 raise ValueError(f"{where}: unknown label {shorten(found)}; valid: {shorten_list(task.labels)}")
             values.append((texts, found))
         else:
-            if not is_number(found):
-                raise ValueError(f"{where}: {shorten(found)} is no number")
-            values.append((texts, (float(found) - task.bottom) / (task.top - task.bottom)))
+            values.append((texts, (_number(where, found) - task.bottom) / (task.top - task.bottom)))
     return values
 
 
@@ -135,9 +131,7 @@ def task_from(
     if kind == "numbers":
         if order:
             raise ValueError("--labels is for classes, not for --kind numbers")
-        if odd := [(where, found) for where, _, found in rows if not is_number(found)]:
-            raise ValueError(f"{odd[0][0]}: {shorten(odd[0][1])} is no number")
-        numbers = [float(found) for _, _, found in rows]
+        numbers = [_number(where, found) for where, _, found in rows]
         labels, more = (), {"bottom": min(numbers), "top": max(numbers)}
     else:
         labels, more = order_of(rows, order), {}
@@ -150,13 +144,12 @@ def task_from(
 
 
 def prepare(
-    file: Path, vocabulary: Path, output: Path, name: str, text: Sequence[str], label: str,
-    valid: Path | None = None, test: Path | None = None, share: float = 0.1, seed: int = 1, kind: str | None = None,
-    order: Sequence[str] | None = None, metrics: Sequence[str] | None = None, workers: int | None = 1,
-    overwrite: bool = False, say: Callable = click.echo,
+    file: Path, vocabulary: Path, output: Path, name: str, text: Sequence[str], label: str, valid: Path | None,
+    test: Path | None, share: float, seed: int, kind: str | None, order: Sequence[str] | None,
+    metrics: Sequence[str] | None, workers: int | None, overwrite: bool, unquoted: bool,
 ) -> dict:  # fmt: skip
     """Write the folder `output`/`name`; returns its manifest. vocabulary: folder of the pre-training data. valid: file
-    of the held-out rows; else they are a share of `file`. say: gets lines about the labels.
+    of the held-out rows; else they are a share of `file`. Prints what the labels are.
 
     Raises ValueError, before anything is written, for whatever is wrong in one of the files.
     """
@@ -165,28 +158,28 @@ def prepare(
     if not 1 <= len(text) <= 2 or len({*text, label}) < len(text) + 1:
         raise ValueError(f"--text {','.join(text)}, --label {label}: give one or two columns of text and another one")
     check_replaced(output, name, overwrite)
-    rows = read_table(file, text, label)
+    rows = read_table(file, text, label, unquoted=unquoted)
     task = task_from(rows, text, label, kind, order, metrics)
     values_of(rows, task)
-    tables = {"train": rows, "valid": read_table(valid, text, label) if valid else None}
+    tables = {"train": rows, "valid": read_table(valid, text, label, unquoted=unquoted) if valid else None}
     if not valid:
         if len(rows) < 2 * max(2, len(task.labels)):
             raise ValueError(f"{file} has {len(rows)} rows, too few to hold some out; give --valid")
         tables["train"], tables["valid"] = hold_out(rows, share, seed, bool(task.labels))
     if test:
-        tables["test"] = read_table(test, text, label, None)
+        tables["test"] = read_table(test, text, label, None, unquoted)
     splits = [(split, values_of(rows, task), {}) for split, rows in tables.items()]
     if task.labels:
         counts = Counter(found for _, _, found in tables["train"])
         shown = [f"{each} ({counts[each] / counts.total():.1%} of training)" for each in task.labels]
-        say(f"{name}: {len(task.labels)} classes, in this order: {shorten_list(shown)}")
+        click.echo(f"{name}: {len(task.labels)} classes, in this order: {shorten_list(shown)}")
         if lonely := [each for each in task.labels if not counts[each]]:
-            say(f"{name}: no row of training has the label {shorten_list(lonely)}")
+            click.echo(f"{name}: no row of training has the label {shorten_list(lonely)}")
     else:
-        say(f"{name}: numbers from {task.bottom:g} to {task.top:g}")
+        click.echo(f"{name}: numbers from {task.bottom:g} to {task.top:g}")
     known = {texts for texts, _ in splits[0][1]}
     if again := sum(texts in known for texts, _ in splits[1][1]):
-        say(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
+        click.echo(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
     with encoding(vocabulary, output, [name], workers) as map_rows:
         remove_partial(output)
         return prepare_task(name, task, splits, vocabulary, output, map_rows)
@@ -208,17 +201,18 @@ def prepare(
 @options.seed(help="The seed of the choice of held-out rows.")
 @click.option(
     "--kind", type=click.Choice(list(KINDS)),
-    help=f"The kind of the labels (default: numbers if some are not whole, or more than {MOST} differ).",
+    help=f"The kind of the labels (default: classes; needed for numbers that are not whole, or more than {MOST}).",
 )  # fmt: skip
 @click.option("--labels", type=options.ListOf(), help="The classes in the order of their ids (default: sorted).")
 @click.option(
     "--metrics", type=options.ListOf(),
     help=f"The scores, of {', '.join(METRICS)}. The first chooses the best epoch.",
 )  # fmt: skip
+@click.option("--unquoted", is_flag=True, help="In .csv and .tsv a quotation mark is text.")
 @options.jobs("Processes that encode text (default: one per core).")
 @click.option("--overwrite", is_flag=True, help="Replace a task that was prepared before.")
 def command(
-    file, text, label, data, output, name, valid, test, held_out, seed, kind, labels, metrics, jobs, overwrite
+    file, text, label, data, output, name, valid, test, held_out, seed, kind, labels, metrics, unquoted, jobs, overwrite
 ):  # fmt: skip
     """Turn a table with labels of your own into a task for fine-tuning, beside those of GLUE.
 
@@ -228,6 +222,6 @@ def command(
     name = name or Path(file).name.partition(".")[0]
     manifest = prepare(
         Path(file), Path(data), Path(output), name, text, label, valid, test, held_out, seed, kind, labels, metrics,
-        jobs, overwrite,
+        jobs, overwrite, unquoted,
     )  # fmt: skip
     describe(name, manifest)

@@ -11,17 +11,15 @@
 
 A task fills a folder that gets its final name only when it is complete, so a kill at any moment loses no more than the
 tasks that were running, and the same command continues. Shards and all choices depend only on the inputs and options:
-the result has the same bytes whatever the number of workers, and however often it was killed. readers.py reads,
-tupe/normaliser.py normalises, engine.py runs the tasks. This file has the steps themselves: pure functions that keep
-statistics.
+the result has the same bytes whatever the number of workers, and however often it was killed. readers.py and records.py
+read, tupe/normaliser.py normalises, engine.py runs the tasks. This file has the steps themselves: pure functions that
+keep statistics.
 """
 
 import collections
 import functools
 import gzip
 import hashlib
-import heapq
-import itertools
 import json
 import re
 import unicodedata
@@ -35,7 +33,8 @@ from ..data.splits import write_index
 from ..normaliser import UNK, WHOLE, Normaliser, Raw
 from ..text import TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
-from .stats import SAMPLE_CHARS, Stats
+from .records import Reading
+from .stats import BLOCKS, SAMPLE_CHARS, Stats
 from .vocabulary import train_papers, train_tokenizer, write_dictionary
 
 SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a line of dialogue) is joined to the next one
@@ -44,7 +43,6 @@ MIN_LETTERS = 0.6  # minimal share of letters and blanks in a paragraph's charac
 PERMUTATIONS = 128  # of a MinHash
 SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
 SHINGLE = 5  # tokens
-BLOCKS = (128, 512)  # tokens of a sequence, of the recipes
 
 # what `select` decides about a document
 COPY, NEAR_COPY, TRAIN, VALID = range(4)
@@ -58,13 +56,13 @@ class TooFew(Exception):
 # --------------------------------------------------------------------------------------------------------------- read
 
 
-def read_shards(folder: Path, inputs: list[Input], errors: str, shard_bytes: int, base: str | Path = "") -> None:
+def read_shards(folder: Path, inputs: list[Input], reading: Reading, shard_bytes: int, base: str | Path = "") -> None:
     """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
     sizes to shards.json. base: the folder that their paths are relative to."""
     stats, sizes, shard = Stats(), [], None
     try:
         for source in inputs:
-            for document in read(source, errors, stats, base):
+            for document in read(source, reading, stats, base):
                 if shard is None:
                     shard = gzip.open(folder / f"{len(sizes):04}.gz", "wb", compresslevel=1)  # noqa: SIM115
                     sizes.append(0)
@@ -128,10 +126,31 @@ def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str, normaliser
     return kept
 
 
-def document_hash(texts: Iterable[str], exact: bool = False) -> bytes:
-    """16 bytes that two copies of a document share: the hash of its letters and digits, in lower case, or of all."""
-    text = "\n".join(texts) if exact else re.sub(r"[\W_]+", "", "".join(texts).lower())
+_PARTS = re.compile(r"[-.,:/]?\d[^\W_]*|[^\W_]+|[^\w\s]")  # numbers with the sign before each digit, words, signs
+
+
+@functools.cache
+def _says_nothing(part):
+    """Whether a copy of a document may lack a part: a mark of punctuation."""
+    return unicodedata.category(part[0])[0] == "P" and len(part) == 1 and part not in "%&#@/\\"
+
+
+def document_hash(text: str) -> bytes:
+    """16 bytes."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def hashes_of(texts: list[str], normaliser: Normaliser | Raw) -> tuple[bytes, bytes]:
+    """(hash that orders documents, hash that copies share). Copies of prose have the same words, numbers and signs, in
+    the same case where the text is cased; their white space and punctuation may differ. Copies of other text are equal.
+    """
+    if normaliser.mode != "rules":
+        return (document_hash("\n".join(texts)),) * 2
+    letters = re.sub(r"[\W_]+", "", "".join(texts).lower())
+    parts = [part for text in texts for part in _PARTS.findall(text) if not _says_nothing(part)]
+    text = " ".join(parts)
+    cased = getattr(normaliser, "cased", True)
+    return document_hash(letters), document_hash(text if cased else text.lower())
 
 
 def minhash(tokens: list[str]) -> np.ndarray:
@@ -147,7 +166,7 @@ def minhash(tokens: list[str]) -> np.ndarray:
 
 
 def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: Stats) -> tuple | None:
-    """(hash, number of paragraphs, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
+    """(hashes, number of paragraphs, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
     try:
         raw = paragraphs(document)
     except ValueError as error:
@@ -159,7 +178,7 @@ def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: 
     sentences = [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
     if normaliser.mode == "none" and sentences:
         sentences = [[token for sentence in sentences for token in sentence]]
-    return document_hash(kept, exact=normaliser.mode != "rules"), len(kept), sentences
+    return hashes_of(kept, normaliser), len(kept), sentences
 
 
 @functools.cache  # one per process
@@ -180,7 +199,7 @@ def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: flo
     """Task: write tokens.gz (a sentence per line, an empty line after each document) and docs.npz for a shard of
     `read_shards`. normaliser: the arguments of `normaliser_of`."""
     normaliser, stats = normaliser_of(*normaliser), Stats()
-    digests, paragraph_counts, tokens, chars, domains, hashes = [], [], [], [], [], []
+    digests, paragraph_counts, tokens, chars, domains, sketches = [], [], [], [], [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
         for line in file:
             document = Document(*json.loads(line))
@@ -196,14 +215,14 @@ def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: flo
             chars.append(len(text))
             domains.append(document.domain)
             if near_duplicates:
-                hashes.append(minhash([token for sentence in sentences for token in sentence]))
+                sketches.append(minhash([token for sentence in sentences for token in sentence]))
     np.savez(
         folder / "docs.npz",
-        digests=np.array(digests, dtype="S16").view("V16") if digests else np.zeros(0, "V16"),
+        digests=np.frombuffer(b"".join(map(b"".join, digests)), "V16").reshape(-1, 2),
         paragraphs=np.array(paragraph_counts, dtype=np.int64),
         tokens=np.array(tokens, dtype=np.int64),
         chars=np.array(chars, dtype=np.int64),
-        hashes=np.array(hashes, dtype=np.uint32).reshape(-1, PERMUTATIONS),
+        sketches=np.array(sketches, dtype=np.uint32).reshape(-1, PERMUTATIONS),
     )
     (folder / "domains.json").write_text(json.dumps(domains, allow_nan=False))
     stats.save(folder)
@@ -224,19 +243,19 @@ def read_tokens(path: str | Path) -> Iterator[list[list[str]]]:
 # ------------------------------------------------------------------------------------------------------------- select
 
 
-def near_copies(hashes: np.ndarray, threshold: float, skip: np.ndarray) -> np.ndarray:
+def near_copies(sketches: np.ndarray, threshold: float, skip: np.ndarray) -> np.ndarray:
     """Whether each document is nearly a copy of an earlier one that is kept: an estimated Jaccard similarity of
-    `threshold` or more. hashes: [documents, PERMUTATIONS]; skip: documents to leave out."""
+    `threshold` or more. sketches: [documents, PERMUTATIONS]; skip: documents to leave out."""
     from datasketch import MinHash, MinHashLSH
 
     # The index proposes, the comparison below decides; so few hashes allow no index for thresholds near 1.
     index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS)
-    is_copy = np.zeros(len(hashes), dtype=bool)
-    for i, values in enumerate(hashes):
+    is_copy = np.zeros(len(sketches), dtype=bool)
+    for i, values in enumerate(sketches):
         if skip[i]:
             continue
         sketch = MinHash(**SKETCH, hashvalues=values.astype(np.uint64))
-        is_copy[i] = any((hashes[j] == values).mean() >= threshold for j in index.query(sketch))
+        is_copy[i] = any((sketches[j] == values).mean() >= threshold for j in index.query(sketch))
         if not is_copy[i]:
             index.insert(i, sketch, check_duplication=False)
     return is_copy
@@ -280,19 +299,19 @@ def select(
 
     Raises TooFew if fewer than two documents are left.
     """
-    parts = {name: [] for name in ("digests", "tokens", "chars", *["hashes"] * bool(near_duplicates))}
+    parts = {name: [] for name in ("digests", "tokens", "chars", *["sketches"] * bool(near_duplicates))}
     for shard in shards:
         with np.load(shard / "docs.npz") as docs:
             for name, arrays in parts.items():
                 arrays.append(docs[name])
     sizes = [len(tokens) for tokens in parts["tokens"]]
     tables = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    digests = np.array([d.tobytes() for d in tables["digests"]], dtype=object)
+    digests, shared = (np.array([d.tobytes() for d in column], dtype=object) for column in tables["digests"].T)
     use = np.full(len(digests), COPY, dtype=np.uint8)
-    _, first = np.unique(digests, return_index=True) if len(digests) else (None, [])
+    _, first = np.unique(shared, return_index=True) if len(shared) else (None, [])
     use[first] = TRAIN
     if near_duplicates:
-        use[near_copies(tables["hashes"], near_duplicates, use == COPY)] = NEAR_COPY
+        use[near_copies(tables["sketches"], near_duplicates, use == COPY)] = NEAR_COPY
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
         raise TooFew(len(kept), len(use) - len(kept))
@@ -328,39 +347,17 @@ def _read_counts(path):
             yield word, int(count)
 
 
-def _add_counts(tables):
-    """(word, count) pairs of several sorted tables, added up, in order."""
-    for word, same in itertools.groupby(heapq.merge(*tables), key=lambda pair: pair[0]):
-        yield word, sum(count for _, count in same)
-
-
 def keep_words(folder: Path, shards: list[Path], fraction: float) -> None:
-    """Task: write words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). It never
-    holds all types in memory."""
-    tables, level = [shard / "counts.gz" for shard in shards], 0
-    while len(tables) > 1 or level == 0:  # at most 256 files are open at a time
-        merged = []
-        for i in range(0, len(tables), 256):
-            merged.append(folder / f"counts-{level}-{i}.gz")
-            with gzip.open(merged[-1], "wt", compresslevel=1, encoding="utf-8", newline="\n") as file:
-                for word, count in _add_counts(map(_read_counts, tables[i : i + 256])):
-                    file.write(f"{word} {count}\n")
-        tables, level = merged, level + 1
-    frequencies = collections.Counter(count for _, count in _read_counts(tables[0]))
-    left = round(fraction * sum(frequencies.values()))
-    threshold = 0  # more frequent words are kept, and the first `left` of those that are as frequent
-    for count in sorted(frequencies, reverse=True):
-        if frequencies[count] > left:
-            threshold = count
-            break
-        left -= frequencies[count]
+    """Task: write words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). All types
+    are in memory."""
+    counts = collections.Counter()
+    for shard in shards:
+        for word, count in _read_counts(shard / "counts.gz"):
+            counts[word] += count
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    kept = {*ranked[: round(fraction * len(ranked))], *(word for word in WHOLE if word in counts)}
     with open(folder / "words.txt", "w", encoding="utf-8", newline="\n") as file:
-        for word, count in _read_counts(tables[0]):
-            if count > threshold or (count == threshold and left > 0) or word in WHOLE:
-                left -= count == threshold
-                file.write(word + "\n")
-    for path in folder.glob("counts-*.gz"):
-        path.unlink()
+        file.writelines(f"{word}\n" for word in sorted(kept))
 
 
 def _load_words(path):

@@ -1,4 +1,4 @@
-"""Records as input: JSON arrays, CSV, TSV, Parquet, folders of the library datasets; the field that holds the text."""
+"""Files with fields: JSON, CSV, TSV, Parquet, folders of the library datasets; the text's field; values."""
 
 import gzip
 import json
@@ -8,15 +8,16 @@ from corpus.test_engine import ONE, run
 
 from tupe.corpus import readers
 from tupe.corpus.readers import find_inputs
+from tupe.corpus.records import Reading, number_of, text_of
 from tupe.corpus.stats import Stats
 
 TEXTS = ['He said: "no, never".\nA second line', "é, 中 and\ttabs", "third"]
 
 
-def read(path, field="text", errors="strict"):
-    inputs, _ = find_inputs([path], field=field)
-    stats = Stats()
-    return [document for source in inputs for document in readers.read(source, errors, stats)], stats
+def read(path, field="text", errors="strict", unquoted=False):
+    inputs, _ = find_inputs([path])
+    stats, reading = Stats(), Reading(errors, field, unquoted)
+    return [document for source in inputs for document in readers.read(source, reading, stats)], stats
 
 
 def write(folder, name, field, texts=TEXTS):
@@ -91,18 +92,25 @@ def test_no_text_of_a_row_is_left_out(tmp_path):
         read(path)
 
 
-def test_an_array_is_read_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "CHUNK", 7)
-    path = write(tmp_path, "a.json", "text", [f"text {i} " + "x" * (i % 50) for i in range(200)])
-    whole = [document.text for document in read(path)[0]]
-    assert whole == [row["text"] for row in json.loads(path.read_text())]
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(ValueError, match="a.json: cannot be read after .*a.json:199: .*object 200 is not JSON"):
+def test_an_array_is_read_whole_or_not_at_all(tmp_path):
+    path, rows = tmp_path / "a.json", [{"text": f"text {i} ]"} for i in range(200)]
+    path.write_text("\ufeff" + json.dumps(rows) + "\n" * 9, encoding="utf-8")
+    assert [document.text for document in read(path)[0]] == [row["text"] for row in rows]
+    whole = json.dumps(rows, indent=0)
+    for content, message in (
+        (whole[:-3], r"a.json: cannot be read after the start: .*line 601: "),
+        (f"{whole}\n{whole}", r"a.json: cannot be read after the start: .*line 603: Extra data"),
+        ("[" * 100_000, "a.json: cannot be read after the start"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            read(path)
+        documents, stats = read(path, errors="replace")
+        assert not documents and stats.dropped == {"file: damaged, read up to there": {"a.json": 1}}
+    path.write_bytes(b'[{"text": "good"},\n {"text": "bad \xff"}]')
+    with pytest.raises(ValueError, match="a.json, line 2: byte 0xff at column 16 is not UTF-8"):
         read(path)
-    assert len(read(path, errors="replace")[0]) == 199
-    path.write_bytes(b'[{"text": "good"}, {"text": "bad \xff"}]')
-    with pytest.raises(ValueError, match="a.json, after object .: a byte is not UTF-8"):
-        read(path)
+    assert [document.text for document in read(path, errors="replace")[0]] == ["good", "bad \ufffd"]
 
 
 def test_folders_of_the_library_datasets(tmp_path):
@@ -153,6 +161,35 @@ def test_a_quotation_mark_that_stays_open_swallows_no_row(tmp_path, name, conten
     assert stats.counts["documents read"] == len(documents) + dropped
 
 
+def test_quotation_marks_may_be_text(tmp_path):
+    """As in most .tsv files of data sets: none is lost, and none joins rows."""
+    (tmp_path / "a.tsv").write_text('id\ttext\n1\t"one\n2\tsaid "two"\n3\t"three"\n')
+    documents, stats = read(tmp_path / "a.tsv", unquoted=True)
+    assert [document.text for document in documents] == ['"one', 'said "two"', '"three"'] and not stats.dropped
+    with pytest.raises(ValueError, match="a.tsv, line 2: .* or read such marks as text with --unquoted"):
+        read(tmp_path / "a.tsv")
+
+
+def test_a_header_names_a_column_once(tmp_path):
+    """Whichever it is; columns without a name are nobody's."""
+    (tmp_path / "a.csv").write_text("id,text,id\n1,One,2\n")
+    with pytest.raises(ValueError, match="a.csv has more than one column 'id': rename one"):
+        read(tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text(",text,\n1,One,2\n")
+    assert [document.text for document in read(tmp_path / "a.csv")[0]] == ["One"]
+
+
+def test_values():
+    numbers = {"1": 1, "-1.5": -1.5, "+.5": 0.5, "2.": 2, "1e-05": 1e-5}
+    words = ["18_24", "12E5", "\u0663", "inf", "1e999", "1,5", "0x10", "-", ".", "one"]
+    assert {text: number_of(text) for text in [*numbers, *words]} == {**numbers, **dict.fromkeys(words)}
+    assert [text_of(value) for value in (True, 1, 1.0, " a ", "none", "-")] == ["true", "1", "1.0", "a", "none", "-"]
+    assert {text_of(value) for value in (None, "", " ", "NaN", float("nan"), "NULL", "n/a", "#N/A", "<NA>")} == {None}
+    for value in (["a"], {"a": 1}, b"a"):
+        with pytest.raises(ValueError, match="not a word or a number"):
+            text_of(value)
+
+
 def test_the_sign_between_columns_is_that_of_the_file_not_of_its_folder(tmp_path):
     (tmp_path / "x.tsv.d").mkdir()
     assert [document.text for document in read(write(tmp_path / "x.tsv.d", "c.csv", "text"))[0]] == TEXTS
@@ -163,7 +200,7 @@ def test_memory_is_bounded(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     path = write(tmp_path, "a.parquet", "text", [f"{i} " + "x" * 1000 for i in range(20_000)])
     before, peak = pyarrow.total_allocated_bytes(), 0
-    for document in readers.read(find_inputs([path])[0][0], "strict", Stats()):
+    for document in readers.read(find_inputs([path])[0][0], Reading(), Stats()):
         peak = max(peak, pyarrow.total_allocated_bytes() - before)
         assert document.text[-1] == "x"
     assert 0 < peak < 5_000_000
