@@ -1,0 +1,104 @@
+"""The third protocol's runs: trunks at a constant rate, branches with a cool-down, and what is written of them."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from evidence_runs import write_run
+
+from lab import collect, third_run
+from lab.plan import HERE, LATER, Trial, final_losses
+from tupe.common import record
+
+
+def test_commands_are_of_the_protocol(tmp_path):
+    job = Trial("delay", "bert_a_trained", "mini", 5000, 1e-3, 1).job(tmp_path, tmp_path, (), LATER)
+    words = " ".join(map(str, job.command))
+    assert "--position=trained" in words and "--autocast=none" in words
+    assert f"--position-file={HERE / 'intervention.py'}" in words
+    again = Trial("again", "tupe_a_tie_cls", "tiny", 5000, 4e-3, 4).job(tmp_path, tmp_path, (), LATER)
+    assert "--autocast=none" in again.command
+
+
+def test_branches_continue_trunks_of_a_constant_rate(tmp_path):
+    branch = Trial("lasting", "tupe_a", "mini", 8000, 1e-3, 1)
+    words = third_run.job(branch, tmp_path, tmp_path).command
+    assert {"--max-update=8000", "--lr-scheduler=constant_cooldown", "--cooldown-updates=1600"} <= set(words)
+    trunk = third_run.trunk_job(branch, tmp_path, tmp_path)
+    assert {"--max-update=6400", "--cooldown-updates=0", f"--output={trunk.folder}"} <= set(trunk.command)
+    assert trunk.command.index(f"--output={trunk.folder}") > trunk.command.index(
+        "--max-update=6400"
+    )  # the last one counts
+
+
+def test_a_run_begins_with_the_earlier_checkpoint_once(tmp_path):
+    earlier, later = tmp_path / "earlier", tmp_path / "later"
+    earlier.mkdir()
+    (earlier / "checkpoint_last.pt").write_bytes(b"3200")
+    third_run.begin(later, earlier)
+    assert (later / "checkpoint_last.pt").read_bytes() == b"3200"
+    (later / "checkpoint_last.pt").write_bytes(b"3300")
+    (later / "record.json").write_text("{}")
+    third_run.begin(later, earlier)
+    assert (later / "checkpoint_last.pt").read_bytes() == b"3300"
+
+
+def test_the_curve_of_a_branch_begins_with_its_trunks(tmp_path):
+    branch = Trial("tiny_lasting", "tupe_a", "tiny", 8000, 4e-3, 4)
+    write_run(tmp_path, branch, 5.0)
+    for updates in (4000, 8000):
+        folder = third_run.trunk(replace(branch, updates=updates), tmp_path)
+        folder.mkdir(parents=True)
+        (folder / "checkpoint_last.pt").touch()
+        first = 50 if updates == 4000 else 3250
+        logged = [
+            {"num_updates": str(n), "loss": "9", "train_wall": "7"} for n in range(first, updates * 4 // 5 + 1, 50)
+        ]
+        (folder / "train.log").write_text("".join(f"| train_inner | {json.dumps(row)}\n" for row in logged))
+    found = collect.collect(tmp_path)
+    found["training"] = [row for row in found["training"] if int(row["updates"]) > 6400]
+    rows = third_run.whole_curve(branch, found, tmp_path)
+    assert [int(row["updates"]) for row in rows] == list(range(50, 8001, 50))
+    assert {row["loss"] for row in rows[:128]} == {"9"} and "9" not in {row["loss"] for row in rows[128:]}
+
+
+def test_a_trunk_that_diverged_takes_its_branch_along_and_no_other(tmp_path, monkeypatch):
+    planned = [Trial("tiny_lasting", "tupe_a", "tiny", 4000, 4e-3, seed) for seed in (4, 5, 6)]
+    reasons = {5: (f"{record.DIVERGENCE}: nan", record.DIVERGED), 6: ("out of memory", 1)}
+    trained = []
+
+    def run(jobs, slots, title):
+        of = dict(zip(jobs, planned, strict=True))
+        for job, trial in of.items():
+            assert record.state_of(job.folder) != "failed" or trial.seed == 5  # what failed otherwise is tried again
+            job.folder.mkdir(parents=True, exist_ok=True)
+            (job.folder / "checkpoint_last.pt").touch()
+            if trial.seed in reasons:
+                record.note_failure(job.folder, *reasons[trial.seed])
+        return {job: "failed" if trial.seed in reasons else "finished" for job, trial in of.items()}
+
+    monkeypatch.setattr(third_run.runner, "run", run)
+    monkeypatch.setattr(third_run, "train", lambda data, output, left, *rest: trained.append(left))
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="trunks: 1 of 2 jobs did not finish: .*seed 6"):
+            third_run.train_length(tmp_path, tmp_path, planned, 1, ())
+        assert trained.pop() == planned[:2]
+        assert final_losses(tmp_path) == {planned[1]: math.inf}
+
+
+def test_a_trunk_that_is_lost_begins_anew(tmp_path):
+    branch = Trial("tiny_lasting", "tupe_a", "tiny", 8000, 4e-3, 4)
+    mine = third_run.trunk(branch, tmp_path)
+    assert third_run.trunks_of(branch, tmp_path) == [mine]
+    earlier = third_run.trunk(replace(branch, updates=4000), tmp_path)
+    earlier.mkdir(parents=True)
+    (earlier / "checkpoint_last.pt").touch()
+    assert third_run.trunks_of(branch, tmp_path) == [earlier, mine]
+
+
+def test_a_model_that_no_stage_has_is_refused(tmp_path):
+    words = ["--data", tmp_path, "--output", tmp_path / "out", "--stages", "drift", "--models", "both"]
+    result = CliRunner().invoke(third_run.run, list(map(str, words)))
+    assert result.exit_code and "no stage of drift has a model 'both'" in result.output
