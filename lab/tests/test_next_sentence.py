@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 from fairseq import tasks, utils
-from helpers import PLUGIN, fairseq_arguments, load, pretrain_arguments, split_documents, train, write_data
+from helpers import PLUGIN, load, train
 from omegaconf import OmegaConf
-from plugin.test_masked_lm import DOCUMENTS, EOS, numbered, sentences
+from plugin import test_masked_lm
+from plugin.test_masked_lm import DOCUMENTS, EOS, numbered, rows, sentences
 
 from lab import further
 from tupe.checkpoints import swap
@@ -27,26 +28,11 @@ FOLDER = ROOT / "lab" / "next_sentence"
 utils.import_user_module(Namespace(user_dir=str(FOLDER)))
 from next_sentence import HEAD, MaskedLMNextSentence, SentencePairs  # noqa: E402
 
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """(data, checkpoint with segment embeddings after 2 updates)."""
-    folder = tmp_path_factory.mktemp("further")
-    data = write_data(folder / "data")
-    split_documents(data)
-    train(pretrain_arguments(data, folder / "start", "--segments=learned", "--max-update=2", "--num-workers=0"))
-    return data, folder / "start" / "checkpoint_last.pt"
+start = test_masked_lm.start  # the fixture
 
 
-def arguments(data, checkpoint, save_dir, *more):
-    words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={FOLDER}"]
-    words += ["--tokens-per-sample=24", "--max-epoch=2", "--lr=[0.001]", "--num-workers=0", "--log-interval=1"]
-    overrides = ["dataset.batch_size=4", "optimization.update_freq=[1]", *further.NEXT_SENTENCE[1:]]
-    return fairseq_arguments("pretrain_further", overrides, [str(data), *words, *more], cuda=False)
-
-
-def rows(batch):
-    return batch["net_input"]["src_tokens"].numpy()
+def arguments(*given):
+    return test_masked_lm.arguments(*given, user_dir=FOLDER, overrides=further.NEXT_SENTENCE[1:])
 
 
 def test_pairs_are_neighbours_or_from_another_document():

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 from evidence_runs import write_run
 
-from lab import collect, third_run
-from lab.plan import HERE, LATER, Trial, final_losses
+from lab import collect, delay, third, third_run
+from lab.known import TABLES, Runs
+from lab.plan import HERE, LATER, Trial, final_losses, trials
 from tupe.common import record
 
 
@@ -102,3 +103,20 @@ def test_a_model_that_no_stage_has_is_refused(tmp_path):
     words = ["--data", tmp_path, "--output", tmp_path / "out", "--stages", "drift", "--models", "both"]
     result = CliRunner().invoke(third_run.run, list(map(str, words)))
     assert result.exit_code and "no stage of drift has a model 'both'" in result.output
+
+
+def test_sections_are_written_once_all_runs_of_a_stage_have_ended(tmp_path):
+    """(b) and (c), beside the committed runs; (a) waits for a delayed model, which the plan does not have yet."""
+    for stage in ("drift", "tiny_same_rate"):
+        plan = LATER["stages"][stage]
+        for trial in trials(stage, {}, LATER):
+            bits = 5.0 + 0.5 * (trial.model == "bert_a") + 0.01 * trial.seed
+            write_run(tmp_path / "out", trial, bits, exit=2000 if trial.model == "bert_a" else 800, plateau=9)
+        tables = collect.merge(collect.read(TABLES), collect.collect(tmp_path / "out"))
+        collect.write(tables, tmp_path / "tables")
+        runs = Runs(tmp_path / "tables")
+        lines = "\n".join(third.outcomes(runs, delay.leads(runs)))
+        assert ("### (b) The drift" in lines) and ("### (c) Tiny" in lines) == (stage == "tiny_same_rate")
+        assert f"{len(trials(stage, {}, LATER))} of {len(trials(stage, {}, LATER))} runs." in lines
+        assert plan["size"] in lines and "### (a)" not in lines
+    assert len([line for line in lines.splitlines() if line.endswith(" |") and "`tupe_" in line]) == 3
