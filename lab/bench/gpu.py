@@ -92,13 +92,21 @@ def operations(trial: Trial) -> Iterator[dict]:
         yield {**row, "forward_ms": forward, "backward_ms": backward}
 
 
-COLUMNS = "contender mode length tokens_per_s share_of_peak x_nopos forward_s backward_s optimizer_s memory_mib"
+COLUMNS = "contender mode length tokens_per_s share_of_peak x_nopos forward_s backward_s optimizer_s memory_mib failed"
 
 
 def measured(trial: Trial, names: list[str], setting: Setting) -> Iterator[dict]:
-    """A row for each contender; they take turns. The one that others are compared with is the last."""
+    """A row for each contender; they take turns. The one that others are compared with is the last. What fails is a row
+    too, but for faults of CUDA, after which a process can measure nothing more."""
     torch._dynamo.reset()  # of a second length it would make code for all
-    rows = step.measure(names, setting, trial.pick(5, 1))
+    try:
+        rows = step.measure(names, setting, trial.pick(5, 1))
+    except Exception as error:
+        if "CUDA error" in str(error):
+            raise
+        rows = []
+        yield {"contender": " beside ".join(names), "mode": setting.mode, "length": setting.length,
+               "failed": reason(error)}  # fmt: skip
     for row in rows:
         yield {**row, "x_nopos": np.median(ratios(rows[-1], row)).item()}
 
@@ -107,9 +115,9 @@ def measured(trial: Trial, names: list[str], setting: Setting) -> Iterator[dict]
 def eager(trial: Trial) -> Iterator[dict]:
     """Medians in seconds, 16,384 tokens a step. `weights`: half weights with float32 copies, as `--fp16` makes them;
     `autocast`: float32 weights."""
-    names = trial.pick(["tupe_r-triton", "tupe_r-sdpa", "nopos"], ["tupe_r-sdpa", "nopos"])
-    for length, mode in itertools.product(trial.pick((512, 128), (8,)), MODES):
-        yield from measured(trial, names, trial.setting(length, *mode))
+    names = trial.pick(["tupe_r-sdpa", "tupe_r-triton"], ["tupe_r-sdpa"])
+    for name, length, mode in itertools.product(names, trial.pick((512, 128), (8,)), MODES):
+        yield from measured(trial, [name, "nopos"], trial.setting(length, *mode))
 
 
 @part("Steps with compiled layers", 150, COLUMNS)

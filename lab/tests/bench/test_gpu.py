@@ -43,6 +43,19 @@ def test_a_rehearsal_measures_every_part(tmp_path, forked, monkeypatch):
     assert {row["contender"] for row in rows["operations"]} == {"PyTorch", "here", "sdpa"}
 
 
+def test_what_fails_is_a_row_and_a_fault_of_cuda_ends_the_part(monkeypatch):
+    def fail(*args):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(gpu.step, "measure", fail)
+    message = "no such kernel"
+    (row,) = gpu.measured(HERE, ["tupe_r-triton", "nopos"], HERE.setting())
+    assert row["contender"] == "tupe_r-triton beside nopos" and row["failed"] == "RuntimeError: no such kernel"
+    message = "CUDA error: an illegal address"
+    with pytest.raises(RuntimeError, match="illegal address"):
+        list(gpu.measured(HERE, ["nopos"], HERE.setting()))
+
+
 def test_all_parts_have_time():
     assert sum(part.seconds for part in gpu.PARTS.values()) <= 14 * 60
 
