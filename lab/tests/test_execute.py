@@ -12,7 +12,6 @@ from lab import collect, execute
 from lab.execute import evaluate_and_prune, save_half
 from lab.plan import PLAN, Trial, best_rates, final_losses, trials
 from tupe.common import record
-from tupe.encoder import Encoder
 from tupe.evaluation.order import evaluate
 from tupe.plugin.gate import read_checkpoint
 from tupe.text import TextEncoder
@@ -39,17 +38,6 @@ def finish(output, model, lr, loss, seed=101, stage="pilot", reason="diverged: n
         content = {"loss": losses, "order": order, "cls": {"ratio": []}}
         (folder / "evaluation.json").write_text(json.dumps(content))
     run.save(folder)
-
-
-@pytest.mark.parametrize("name", PLAN["models"])
-def test_models_can_be_built(name):
-    from tupe.common.architectures import ARCHITECTURES
-
-    model = PLAN["models"][name]
-    position, cls = ARCHITECTURES[model["arch"]]
-    options = {"position": model.get("position", position), "cls": model.get("cls", cls)}
-    encoder = Encoder(20, 1, layers=2, width=8, ffn=16, heads=2, max_positions=6, **options)
-    assert encoder.positions.name == options["position"]
 
 
 def test_stages_are_planned_in_whole_blocks():

@@ -1,5 +1,6 @@
 """The third protocol's runs: trunks at a constant rate, branches with a cool-down, and what is written of them."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -120,3 +121,25 @@ def test_sections_are_written_once_all_runs_of_a_stage_have_ended(tmp_path):
         assert f"{len(trials(stage, {}, LATER))} of {len(trials(stage, {}, LATER))} runs." in lines
         assert plan["size"] in lines and "### (a)" not in lines
     assert len([line for line in lines.splitlines() if line.endswith(" |") and "`tupe_" in line]) == 3
+
+
+def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path, monkeypatch):
+    """A delayed model that leaves as late as BERT-A and ends a quarter bit below it."""
+    monkeypatch.setitem(LATER["stages"]["delay"]["rates"], "tupe_a_from_1500", [1e-3])
+    planned = trials("delay", {}, LATER)
+    assert len(planned) == 9
+    for trial in planned:
+        bits = 5.0 + 0.01 * trial.seed**2 - 0.25 * trial.model.startswith("tupe")
+        write_run(tmp_path / "out", trial, bits, exit=900 if trial.model == "bert_a_trained" else 2000, plateau=9)
+    tables = collect.merge(collect.read(TABLES), collect.collect(tmp_path / "out"))
+    for trial, part in itertools.product(planned, range(20)):  # by document
+        nats = 3.5 - 0.17 * trial.model.startswith("tupe") + 0.01 * part
+        for name, value in (("nats", 100 * nats), ("tokens", 100)):
+            row = {"run": str(trial), "measure": f"{name} by document", "part": str(part), "value": str(value)}
+            tables["measures"].append(row)
+    collect.write(tables, tmp_path / "tables")
+    runs = Runs(tmp_path / "tables")
+    lines = "\n".join(third.outcomes(runs, delay.leads(runs)))
+    (row,) = (line for line in lines.splitlines() if line.startswith("| `tupe_a_from_1500` - `bert_a` |"))
+    assert "-0.250 [-0.250, -0.250]" in row and row.endswith("| an offset that is no delay |") and "[-0.2" in row
+    assert "| `bert_a_trained` - `bert_a` |" in lines
