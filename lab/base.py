@@ -255,18 +255,17 @@ def table(output: Path) -> str:
     from tupe.experiments.statistics import first_below
 
     from .delay import Curve, constant_table, lead, leads
-    from .evidence import Evidence
+    from .known import Runs
     from .plan import Trial
-    from .second_page import Runs
 
     runs, plan = Runs(), json.loads((output / "plan.json").read_text())
-    threshold, updates = Evidence(runs.first).threshold("controls"), plan["updates"]
+    updates = plan["updates"]
     curves, finals = {}, {}
     for model, seed in product(MODELS, SEEDS):
         lines = lines_of(file_of(output, model, plan["rates"][model], seed, updates))
         kept = [line for line in lines if line.get("updates", updates) <= updates * (1 - COOL_DOWN)]
         points, losses = (np.array([line[name] for line in kept]) for name in ("updates", "loss"))
-        exit = first_below(points.tolist(), losses.tolist(), threshold)
+        exit = first_below(points.tolist(), losses.tolist(), runs.threshold)
         trial = Trial("base", model, "base", updates, plan["rates"][model], seed)
         curves[trial], finals[trial] = Curve(points, losses, exit, True), lines[-1].get("final")
     found = []

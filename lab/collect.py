@@ -1,5 +1,5 @@
-"""Runs of a plan as compressed tables, which the repository keeps (docs/evidence): all numbers and figures of
-docs/results.md come only from them.
+"""Runs of a plan as compressed tables, which the repository keeps (docs/evidence): all numbers of docs/results.md come
+only from them.
 
 A table is FOLDER/<name>.csv.gz. Collecting again replaces what is there of a run and leaves other runs alone, so that
 runs of several machines come together.
@@ -16,9 +16,8 @@ from pathlib import Path
 
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
-from tupe.evaluation.minimal_pairs import MEASURES
 
-from .plan import BITS, Trial, records
+from .plan import BITS, PRECISIONS, Trial, records
 
 RUN = ("run",)  # str(Trial)
 COLUMNS = {
@@ -28,13 +27,8 @@ COLUMNS = {
     "training": RUN + ("updates", "loss", "seconds"),  # means over the 50 updates before; seconds of these updates
     "validation": RUN + ("updates", "loss"),
     "measures": RUN + ("updates", "measure", "part", "value", "error", "count"),
-    "pairs": RUN + ("updates", "paradigm", *MEASURES, "differences"),  # a letter per pair; tenths of nats ("word")
-    "paradigms": ("paradigm", "same_words", "same_pieces"),  # a letter per pair: "1" or "0"
-    "positional": RUN + ("head", "query", "logits"),
     "blocks": RUN + ("nats", "tokens"),  # summed loss and masked tokens of each held-out block of the final loss
 }  # fmt: skip
-KEPT = ("pairs", "paradigms", "positional", "along")  # tables and a measure of runs whose weights are gone
-PRECISIONS = {"none": "float32", "bf16": "bfloat16 autocast"}  # of --autocast
 
 
 def collect(output: Path, data: Path | None = None) -> dict[str, list[dict]]:
@@ -134,18 +128,20 @@ def training_losses(log: Path) -> dict[int, tuple[str, str]]:
 
 def read(folder: Path) -> dict[str, list[dict]]:
     """{table: rows}, each a dict of texts; [] for a table that is not there. Raises ValueError for a damaged one."""
-    tables = {}
-    for name in COLUMNS:
-        path, tables[name] = folder / f"{name}.csv.gz", []
-        if path.exists():
-            try:
-                rows = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
-            except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
-                raise ValueError(f"{path} is damaged ({error}); restore it, or delete it and collect again") from None
-            if not rows.fieldnames:
-                raise ValueError(f"{path} is empty; restore it, or delete it and collect again")
-            tables[name] = list(rows)
-    return tables
+    return {name: read_table(folder / f"{name}.csv.gz") for name in COLUMNS}
+
+
+def read_table(path: Path) -> list[dict]:
+    """The rows of one table; [] if it is not there. Raises ValueError for a damaged one."""
+    if not path.exists():
+        return []
+    try:
+        rows = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
+    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it, or delete it and collect again") from None
+    if not rows.fieldnames:
+        raise ValueError(f"{path} is empty; restore it, or delete it and collect again")
+    return list(rows)
 
 
 def write(tables: dict[str, list[dict]], folder: Path) -> None:
@@ -164,7 +160,7 @@ def write(tables: dict[str, list[dict]], folder: Path) -> None:
 
 def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:
     """Both, sorted by run: of a run that both have, the new rows, unless they alone say that it failed, or has no final
-    loss yet. The scores of `KEPT` stay."""
+    loss yet."""
     has = {row["run"] for row in known["runs"] if row["state"] != "failed"}
     with_loss = {row["run"] for row in known["runs"] if row["loss"]}
     failed = {row["run"] for row in new["runs"] if row["state"] == "failed"}
@@ -172,9 +168,7 @@ def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str,
     replaced = {row["run"] for row in new["runs"]} - (failed & has) - (without_loss & with_loss)
     merged = {}
     for name in COLUMNS:
-        merged[name] = known[name]
-        if name not in KEPT:
-            added = [row for row in new[name] if row["run"] in replaced]
-            kept = [row for row in known[name] if row["run"] not in replaced or row.get("measure") in KEPT]
-            merged[name] = sorted(kept + added, key=lambda row: row["run"])  # the order within a run stays
+        kept = [row for row in known[name] if row["run"] not in replaced]
+        added = [row for row in new[name] if row["run"] in replaced]
+        merged[name] = sorted(kept + added, key=lambda row: row["run"])  # the order within a run stays
     return merged

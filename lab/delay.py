@@ -8,10 +8,9 @@ BERT-A(u) = model(u - delay) + offset, which knows nothing of the exits.
 
 import csv
 import io
-import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -21,18 +20,15 @@ from tupe.common.tables import TextTable
 from tupe.experiments.statistics import first_below, number, with_interval
 
 from . import third
-from .evidence import Evidence
-from .plan import Trial
-from .second_page import Runs
-from .second_plan import FIRST, PROTOCOL, cooldown_of
+from .known import Runs
+from .plan import LATER, PLAN, Trial, cooldown_of
 
 EVERY = 50  # updates between two points of a curve
 AFTER = (1000, 2000, 3000, 4000)  # updates after the exit, at which the gap is shown
-SMOOTH, STEP, SETTLED = (
-    10,
-    25,
-    1000,
-)  # points that are averaged; updates between tried delays, and left out after the exit
+SMOOTH, STEP = 10, 25  # points that are averaged; updates between tried delays
+SETTLED = 1000  # updates left out after the exit
+STAGES = ["controls", "main", "slower", "longer"]  # whose runs have a row
+STAGES += [stage for stage in LATER["stages"] if stage not in ("again", "again_bf16", "neighbours", "released")]
 # Stages whose BERT-A another one has.
 BERT_OF = {"bundle": "decide", "tiny_bundle": "tiny_decide", "slower": "main", "tiny_same_rate": "tiny_lasting"}
 
@@ -95,49 +91,43 @@ def fit(bert: Curve, model: Curve) -> Fit | None:
     return best._replace(without=alone)
 
 
-def curve_of(runs: Runs, trial: Trial, threshold: float) -> Curve | None:
+def curve_of(runs: Runs, trial: Trial) -> Curve | None:
     """The curve of a run up to its cool-down; None without one that is whole."""
     updates, losses = map(np.array, runs.curves.get(trial, ((), ())))
-    cooldown = cooldown_of(trial) if trial.stage in PROTOCOL["stages"] else 0
+    cooldown = cooldown_of(trial)
     kept = updates <= trial.updates - cooldown
     if not kept.any() or updates[0] != EVERY:
         return None
     updates, losses = updates[kept], losses[kept]
-    return Curve(updates, losses, first_below(updates.tolist(), losses.tolist(), threshold), bool(cooldown))
+    return Curve(updates, losses, first_below(updates.tolist(), losses.tolist(), runs.threshold), bool(cooldown))
 
 
-def stages(evidence: Evidence, runs: Runs) -> Iterator[tuple[str, list[Trial]]]:
-    """(stage, its runs): of a stage with cool-downs only the longest ones, whose trunk holds the others'."""
-    for stage in ("controls", "main", "slower", "longer"):
-        yield stage, [trial for trial in evidence.trials(stage) if trial.stage == stage]
-    for stage in PROTOCOL["stages"]:
-        if stage not in ("again", "again_bf16", "neighbours", "released"):
-            done = [trial for trial in runs.planned(stage) if math.isfinite(runs.losses.get(trial, math.inf))]
-            longest = {(trial.model, trial.lr, trial.seed): trial for trial in done}
-            yield stage, [trial for trial in done if longest[trial.model, trial.lr, trial.seed] == trial]
+def trials_of(runs: Runs, stage: str) -> list[Trial]:
+    """The runs of a stage that have a final loss: with cool-downs only the longest ones, whose trunk holds the
+    others'."""
+    done = [t for t in runs.planned(stage) if t.stage == stage and math.isfinite(runs.losses.get(t, math.inf))]
+    if stage in PLAN["stages"]:
+        models = list(PLAN["models"])
+        done.sort(key=lambda trial: (models.index(trial.model), trial.lr, trial.seed))
+    longest = {(trial.model, trial.lr, trial.seed): trial for trial in done}
+    return [trial for trial in done if longest[trial.model, trial.lr, trial.seed] == trial]
 
 
 def leads(runs: Runs | None = None) -> list[Lead]:
-    """Of every run of both experiments that has a curve."""
-    runs = runs or Runs()
-    evidence = Evidence(runs.first)
-    threshold, found = evidence.threshold("controls"), []
-    losses = {trial: evidence.loss(trial) for trial in evidence.runs} | runs.losses
-    planned = list(stages(evidence, runs))
-    curves = {trial: curve_of(runs, trial, threshold) for _, trials in planned for trial in trials}
+    """Of every run of the experiments that has a curve."""
+    runs, found = runs or Runs(), []
+    planned = {stage: trials_of(runs, stage) for stage in STAGES}
+    curves = {trial: curve_of(runs, trial) for trials in planned.values() for trial in trials}
     curves = {trial: curve for trial, curve in curves.items() if curve}
-    for stage, trials in planned:
+    for stage, trials in planned.items():
         for trial in (trial for trial in trials if trial in curves):
-            # BERT-A of the same seed: at the same rate, or at the only one that it has
-            berts = {
-                t.lr: t
-                for t in curves
-                if (t.model, t.stage, t.seed) == ("bert_a", BERT_OF.get(stage, stage), trial.seed)
-            }
+            of_bert = "bert_a", BERT_OF.get(stage, stage), trial.seed
+            berts = {t.lr: t for t in curves if (t.model, t.stage, t.seed) == of_bert}
+            # at the same rate, or at the only one that it has
             bert = berts.get(trial.lr) or (next(iter(berts.values())) if len(berts) == 1 else None)
             one = lead(trial, curves[trial], curves.get(bert))
             if bert and bert.updates == trial.updates and bert != trial:
-                one.gain = losses[bert] - losses[trial]
+                one.gain = runs.losses[bert] - runs.losses[trial]
             found.append(one)
     return found
 
@@ -241,72 +231,6 @@ def decay_table(found: list[Lead], stages: Collection[str]) -> TextTable:
     return TextTable.plain(header, rows, align="ll" + "r" * (len(header) - 2))
 
 
-# ------------------------------------------------------------------------------------------- numbers of docs/results.md
-
-NAMES = {  # of the models of mini_table, in plain words
-    "bert_a": "BERT-A", "absolute_halved": "BERT-A, word logits over sqrt(2D)",
-    "absolute_0.06": "BERT-A, position vectors three times as large", "bert_r": "BERT-R: BERT-A and a relative bias",
-    "both": "BERT-A and TUPE's position logits", "bert_a_d": "BERT-A^d: TUPE and terms of words with positions",
-    "tupe_a_tie_cls": "TUPE-A, [CLS] tied", "tupe_a": "TUPE-A", "tupe_r": "TUPE-R: TUPE-A and a relative bias",
-}  # fmt: skip
-COSTS = json.loads((FIRST.parent / "scheme_cost.json").read_text(encoding="utf-8"))["lengths"]
-
-
-def of(found: list[Lead], stage: str, model: str) -> list[Lead]:
-    return [one for one in found if (one.run.stage, one.run.model) == (stage, model)]
-
-
-def exits(found: list[Lead], stage: str, model: str) -> str:
-    return span(one.exit for one in of(found, stage, model))
-
-
-def gain(found: list[Lead], stage: str, model: str, interval: bool = False) -> str:
-    """Of final losses, over BERT-A."""
-    text = with_interval([one.gain for one in of(found, stage, model)], 2)
-    return text if interval else text.partition(" ")[0]
-
-
-def gap_after_exit(found: list[Lead], stage: str, model: str, n: int) -> str:
-    return number(np.mean([one.gaps[n] for one in of(found, stage, model)]), 2)
-
-
-def behind(found: list[Lead], stage: str, model: str, n: int) -> str:
-    return with_interval([-one.gaps[n] for one in of(found, stage, model)], 2)
-
-
-def fitted_delay(found: list[Lead], stage: str, model: str) -> str:
-    return span(one.fit.delay for one in of(found, stage, model))
-
-
-def fitted_offset(found: list[Lead], stage: str, model: str) -> str:
-    return with_interval([one.fit.offset for one in of(found, stage, model)], 2)
-
-
-def mini_table(found: list[Lead]) -> TextTable:
-    """Models of stages D and C at mini size: exit, gain, and what is left of it 2,000 updates after the exits."""
-    rows = []
-    for model, name in NAMES.items():
-        ones = of(found, "decide", model) or of(found, "bundle", model)
-        after = "" if model == "bert_a" else with_interval([one.gaps[2000] for one in ones], 2)
-        gains = "" if model == "bert_a" else with_interval([one.gain for one in ones], 2)
-        rows.append([name, f"{len(ones)}", span(one.exit for one in ones), gains, after])
-    header = [
-        "mini",
-        "seeds",
-        "leaves the plateau at",
-        "gain after 5,000 updates [95 %]",
-        "2,000 updates after the exits",
-    ]
-    return TextTable.plain(header, rows)
-
-
-def cost(model: str, length: int) -> str:
-    """The time of a model's training step over that of one without positions, at base size, on a CPU."""
-    rows = COSTS[str(length)]["rows"]
-    seconds = {row["encoding"].rpartition("(")[2].rstrip(")"): np.median(row["seconds"]) for row in rows}
-    return number(seconds[model] / seconds["nopos"], 2)
-
-
 # --------------------------------------------------------------------------------------------------------- its own page
 
 
@@ -354,7 +278,7 @@ def page(runs: Runs | None = None) -> tuple[str, str]:
     of_rates = ((one.run.lr, one.exit) for one in found if str(one.run).startswith("mini_rates/bert_a/"))
     rates = ", ".join(f"{exit:,.0f} ({lr:g})" for lr, exit in sorted(of_rates))
     text = PAGE.format(
-        threshold=Evidence(runs.first).threshold("controls"), smooth=SMOOTH, settled=SETTLED,
+        threshold=runs.threshold, smooth=SMOOTH, settled=SETTLED,
         constant=constant_table(found).markdown(),
         decay=decay_table(found, {one.run.stage for one in found if one.schedule == "decay"}).markdown(),
         bert_rates=rates,

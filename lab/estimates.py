@@ -1,4 +1,4 @@
-"""Statistics of the two protocols beside those of `tupe.experiments.statistics`."""
+"""Statistics of the experiments beside those of `tupe.experiments.statistics`."""
 
 import math
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from scipy import stats
 
-from tupe.experiments.statistics import Seeds, first_below, mean_interval
+from tupe.experiments.statistics import mean_interval
 
 Blocks = dict[int, tuple]  # seed -> (summed loss of each held-out block, tokens of each)
 
@@ -17,24 +17,12 @@ def geometric_mean_interval(values: Iterable[float]) -> tuple[float, tuple[float
     return math.exp(mean), interval and (math.exp(interval[0]), math.exp(interval[1]))
 
 
-# ------------------------------------------------------------------------------------- other tests of the same contrast
-
-
 def welch(a: Iterable[float], b: Iterable[float]) -> tuple[float, float, float, float]:
     """(mean of a - mean of b, the ends of its 95 % interval, two-sided p): not paired, variances may differ."""
     a, b = np.array(list(a)), np.array(list(b))
     test = stats.ttest_ind(a, b, equal_var=False)
     low, high = test.confidence_interval(0.95)
     return float(a.mean() - b.mean()), float(low), float(high), float(test.pvalue)
-
-
-def pooled(a: Seeds, b: Seeds, groups: list[Seeds]) -> float:
-    """p-value of the unpaired t-test whose variance is that within all `groups` (models), which are taken to vary
-    alike."""
-    freedom = sum(len(group) - 1 for group in groups)
-    variance = sum((len(group) - 1) * np.var([*group.values()], ddof=1) for group in groups if len(group) > 1) / freedom
-    difference = np.mean([*a.values()]) - np.mean([*b.values()])
-    return float(2 * stats.t.sf(abs(difference) / math.sqrt(variance * (1 / len(a) + 1 / len(b))), freedom))
 
 
 def equivalence(differences: Iterable[float], margin: float) -> float:
@@ -68,17 +56,3 @@ def bootstrap(a: Blocks, b: Blocks, resamples: int = 2000, seed: int = 1) -> tup
     seeds = rng.integers(len(shared), size=losses.shape)
     low, high = np.percentile(np.take_along_axis(losses, seeds, axis=1).mean(axis=1), [2.5, 97.5])
     return float(differences.sum(axis=1).mean() / counts.sum()), (float(low), float(high))
-
-
-# ---------------------------------------------------------------------------------------------- curves: loss by updates
-
-
-def share_of_schedule(finals: dict[float, float], target: float) -> float:
-    """Share of the updates with which a run, trained with full decay, would end at `target`.
-
-    finals: {share of the updates: final loss of a run of that length}. Linear in log(share) between runs; a target
-    above the shortest run's loss gives the shortest share (an upper bound), one below all gives math.inf.
-    """
-    shares = sorted(finals)
-    reached = first_below([math.log(share) for share in shares], [finals[share] for share in shares], target)
-    return math.inf if reached is None else math.exp(reached)

@@ -111,7 +111,7 @@ def page(tables: dict[str, list[dict]]) -> str:
         "data": ", ".join(sorted({row["data"] for row in tables["runs"]} - {""})) or "no runs yet",
         "others": ", ".join(lengths[1:]), "tokens": f"{PROTOCOL['tokens']:,}", "options": " ".join(PROTOCOL["options"]),
     }  # fmt: skip
-    text = Path(__file__).with_name("pages").joinpath("leaderboard.md").read_text(encoding="utf-8").format(**facts)
+    text = Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(**facts)
     for block, arch in BLOCKS.items():
         text += f"\n## {TITLES[block]}: `{arch}_{PROTOCOL['size']}`\n\n{board.table(block).markdown()}"
     return text

@@ -1,5 +1,5 @@
-"""What the experiment on TUPE's claims trains, as plan.yaml says: runs by stage, and the learning rates that follow
-from the pilot."""
+"""What the experiments on TUPE's claims train, as plan.yaml (the first) and second.yaml (the second and the third) say:
+runs by stage, and the learning rates that follow from those that compare rates."""
 
 import json
 import math
@@ -17,7 +17,14 @@ from tupe.common.architectures import with_size
 from tupe.common.options import did_you_mean
 from tupe.experiments import runner
 
-PLAN = yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8"))
+HERE = Path(__file__).parent
+PLAN, LATER = (yaml.safe_load((HERE / f"{name}.yaml").read_text(encoding="utf-8")) for name in ("plan", "second"))
+LATER["models"] |= PLAN["models"]
+for _model in LATER["models"].values():
+    if "position-file" in _model:
+        _model["position-file"] = str(HERE / _model["position-file"])
+THIRD = [stage for stage, plan in LATER["stages"].items() if plan.get("protocol") == 3]  # the stages of the third
+PRECISIONS = {"none": "float32", "bf16": "bfloat16 autocast"}  # of --autocast, as the tables call it
 BITS = 1 / math.log(2)  # of a nat
 # What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
 ALLOWED_OPTIONS = (
@@ -129,6 +136,16 @@ def learning_rates(stage: str, losses: dict[Trial, float], protocol: dict, model
 def lengths_of(plan: dict) -> list[int]:
     """The numbers of updates for which a stage trains, the shortest first. plan: the stage's, of a protocol."""
     return plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
+
+
+def precision(stage: str) -> str:
+    """What a stage of the later experiments trains in, as the tables call it."""
+    return PRECISIONS[LATER["stages"][stage].get("autocast", LATER["autocast"])]
+
+
+def cooldown_of(trial: Trial) -> int:
+    """Updates of its cool-down, 0 if its stage has none."""
+    return round(LATER["stages"].get(trial.stage, {}).get("cooldown", 0) * trial.updates)
 
 
 def final_losses(output: Path) -> dict[Trial, float]:

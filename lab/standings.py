@@ -1,7 +1,7 @@
 """The leaderboard: every encoding by one protocol in two blocks, as leaderboard.yaml says, and one of a user's own
 beside them. Each is trained at every learning rate with the first seed, then with the other seeds at the best rate.
 
-Runs are those of `lab.training`. A trial's stage is the block, its model the name of the encoding.
+Runs are those of `lab.execute`. A trial's stage is the block, its model the name of the encoding.
 """
 
 import functools
@@ -35,8 +35,8 @@ from tupe.positions import Positions
 from tupe.text import TextEncoder
 
 from . import collect
+from .execute import train, train_stage
 from .plan import Trial, final_losses
-from .training import train, train_stage
 
 PROTOCOL = yaml.safe_load(Path(__file__).with_name("leaderboard.yaml").read_text(encoding="utf-8"))
 ENCODINGS, BLOCKS = PROTOCOL["encodings"], PROTOCOL["blocks"]

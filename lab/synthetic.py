@@ -64,18 +64,19 @@ TASKS = {
 class Prober(nn.Module):
     """An encoder without dropout and a linear layer on every word: tokens [B, n] -> logits [B, n, K].
 
-    special: put [CLS] and [SEP] around the words. The encoder's options are those of `Encoder`.
+    special: put [CLS] and [SEP] around the words. layer: the encoder's block, as stored runs call it. Its other options
+    are those of `Encoder`.
     """
 
     def __init__(
         self, position: str, n: int, words: int, classes: int, special: bool = False, layers: int = 2, width: int = 64,
-        heads: int = 4, ffn: int = 256, **options,
+        heads: int = 4, ffn: int = 256, layer: str = "transformer", **options,
     ):  # fmt: skip
         super().__init__()
         self.special = special
         self.encoder = Encoder(
             WORDS + words, PAD, layers=layers, width=width, heads=heads, ffn=ffn, max_positions=n + 2 * special,
-            position=position, dropout=0.0, attention_dropout=0.0, **options,
+            position=position, block=layer, dropout=0.0, attention_dropout=0.0, **options,
         )  # fmt: skip
         self.out = nn.Linear(width, classes)
 

@@ -3,31 +3,59 @@ each computed once all of its runs have ended."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tupe.common.tables import TextTable
-from tupe.experiments.statistics import ALPHA, Contrast, contrast, holm, number, paired
+from tupe.experiments.statistics import ALPHA, Contrast, contrast, holm, number, of_contrast, paired
 
 from . import estimates
-from .plan import BITS
-from .second_page import MARGIN, Runs, shown_by_seed, stage_of, tables_of_losses
+from .known import Runs
+from .plan import BITS, LATER, THIRD, precision
 
 if TYPE_CHECKING:
     from .delay import Lead
 
+MARGIN = 0.1  # bits, of equivalence
 STEADY = 0.02  # bits per 1,000 updates: the margin of equivalence of a drift
 DELAYED = "tupe_a_from_"  # how the delayed models of TUPE-A are called
 SEEDS_OF_DRIFT = (1, 2, 3, 4, 5)
+STAGES = LATER["stages"]
 
 
 def outcomes(runs: Runs, found: Sequence[Lead]) -> list[str]:
     """All sections that there are."""
     lines = [*intervention(runs, found), *drift(runs, found), *same_rate(runs, found)]
-    losses = tables_of_losses(runs, 3)
-    return ["## The third protocol\n", *lines, *(line.replace("## ", "### ", 1) for line in losses)]
+    return ["## The third protocol\n", *lines, *tables_of_losses(runs)]
+
+
+def tables_of_losses(runs: Runs) -> list[str]:
+    """A section for each stage: final losses by model and rate, a column for each seed."""
+    lines = []
+    for stage in THIRD:
+        rows, planned, seeds = defaultdict(dict), runs.planned(stage), STAGES[stage]["seeds"]
+        for trial in planned:
+            if trial in runs.losses:
+                cell = number(runs.losses[trial]) if math.isfinite(runs.losses[trial]) else "diverged"
+                rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = cell
+        done = sum(trial in runs.losses for trial in planned)
+        lines.append(f"### {stage}: {STAGES[stage]['size']}, {precision(stage)}\n")
+        lines.append(f"{done} of {len(planned)} runs.\n")
+        if rows:
+            header = ["model", "rate", "updates", *(f"seed {seed}" for seed in seeds)]
+            cells = [[*key, *(row.get(seed, "–") for seed in seeds)] for key, row in rows.items()]
+            lines.append(TextTable.plain(header, cells, align="lrr" + "r" * len(seeds)).markdown())
+    return lines
+
+
+def shown_by_seed(one: Contrast, seeds: Sequence[int]) -> tuple[str, str]:
+    """(the difference of each seed, a dash for one that has none; mean and interval)."""
+    of = one.differences
+    return ", ".join(number(of[seed]) if seed in of else "–" for seed in seeds), of_contrast(one)
 
 
 def same(one: Contrast, margin: float) -> bool:
@@ -47,7 +75,7 @@ def by_document(runs: Runs, stage: str, model: str) -> estimates.Blocks:
     found = {}
     for trial in (trial for trial in runs.planned(stage) if trial.model == model):
         sums = [
-            [float(row["value"]) for row in runs.mine["measures"]
+            [float(row["value"]) for row in runs.rows["measures"]
              if row["run"] == str(trial) and row["measure"] == f"{name} by document"]
             for name in ("nats", "tokens")
         ]  # fmt: skip
@@ -69,7 +97,7 @@ def intervention(runs: Runs, found: Sequence[Lead]) -> list[str]:
         after = ", ".join(number(-lead.gaps[2000]) if 2000 in lead.gaps else "–" for lead in mine)
         _, (low, high) = estimates.bootstrap(*(by_document(runs, "delay", name) for name in (model, "bert_a")))
         drawn = f"[{low:.3f}, {high:.3f}]"
-        cells = *shown_by_seed(one, stage_of("delay")["seeds"]), drawn, exits, after
+        cells = *shown_by_seed(one, STAGES["delay"]["seeds"]), drawn, exits, after
         rows.append([f"`{model}` - `bert_a`", *cells, verdict_of_delayed(one) if model in delayed else ""])
     header = ["difference of final losses", "by seed", "mean [95 % interval]", "seeds and documents", "exits",
               "2,000 updates after the exits", "verdict"]  # fmt: skip
@@ -95,7 +123,7 @@ def drift(runs: Runs, found: Sequence[Lead]) -> list[str]:
         of[model] = contrast(slopes, zero)
     rows = []
     for (model, one), p in zip(of.items(), holm([one.p for one in of.values()]), strict=True):
-        verdict = verdict_of_drift(one, p, stage_of("drift")["seeds"])
+        verdict = verdict_of_drift(one, p, STAGES["drift"]["seeds"])
         rows.append([f"`{model}`", *shown_by_seed(one, SEEDS_OF_DRIFT), f"{p:.2g}", verdict])
     header = ["model", "drift by seed, bits per 1,000 updates", "mean [95 % interval]", "p (Holm)", "verdict"]
     return ["### (b) The drift\n", TextTable.plain(header, rows, align="llrrl").markdown()]

@@ -4,9 +4,7 @@ import json
 
 import numpy as np
 
-from lab import collect
-from lab.evidence import Evidence
-from lab.plan import PLAN, Trial
+from lab.plan import Trial
 from tupe.common import record
 
 BITS = 1 / np.log(2)
@@ -49,45 +47,3 @@ def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finish
         "cls": {"first": 8, "ratio": ratio},
     }  # fmt: skip
     (folder / "evaluation.json").write_text(json.dumps(content))
-
-
-def write_experiment(output, stages=tuple(PLAN["stages"]), seeds=3):
-    """Every run of the plan, at rates that follow from the pilot, where 1e-3 is best (so 5e-4 has run, too). The final
-    loss of a model is 6 bits for the first one and 0.1 less for each further one, plus 0.01 times the seed, plus a
-    little of its own."""
-    rng = np.random.default_rng(0)
-    models = list(PLAN["models"])
-    for stage in stages:
-        plan = PLAN["stages"][stage]
-        shares = [0.5, 1, 2, 4] if stage == "pilot" else plan.get("shares", [1])
-        rates = [plan["lr"]] if "lr" in plan else [share * 1e-3 for share in shares]
-        lengths = plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
-        for seed in plan["seeds"][:seeds]:
-            for model in models if plan["models"] == "all" else plan["models"]:
-                for updates in lengths:
-                    for lr in rates:
-                        trial = Trial(stage, model, plan["size"], updates, lr, seed)
-                        loss = 6 - 0.1 * models.index(model) + 0.01 * seed + 0.002 * rng.normal()
-                        off = abs(np.log2(lr / 1e-3)) if stage == "pilot" else 0
-                        loss += 0.2 * off + 0.5 * np.log2(5000 / min(updates, 5000))
-                        loss = 7.5 + 0.01 * off if model == "nopos" else loss
-                        write_run(output, trial, loss, exit=500 + 100 * models.index(model))
-
-
-def read_back(out):
-    """The evidence of the runs in a folder."""
-    tables = out.parent / "tables"
-    collect.write(collect.collect(out), tables)
-    return Evidence(collect.read(tables))
-
-
-def write_plateau(out, loss):
-    """The pilot of nopos, whose best rate has this loss."""
-    for number, lr in enumerate(PLAN["learning_rates"]):
-        write_run(out, Trial("pilot", "nopos", "tiny", 5000, lr, 101), loss + 0.1 * number)
-
-
-def rows_of(lines):
-    """[cells] of the first table in lines, without its header."""
-    rows = [line.split(" | ") for text in lines for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip("| ") for cell in row] for row in rows[2:]]

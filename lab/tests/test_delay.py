@@ -6,7 +6,8 @@ import io
 import numpy as np
 import pytest
 
-from lab import delay, second, second_page, statistics, third
+from lab import delay, estimates, third, third_run
+from lab.known import FIRST, Runs
 from lab.plan import Trial
 from tupe.experiments.statistics import contrast, first_below
 
@@ -54,8 +55,8 @@ def test_a_model_that_stays_on_the_plateau_has_no_delay():
 
 def test_the_committed_page_and_table_are_those_of_the_committed_runs():
     page, table = delay.page()
-    assert (second.FIRST / "delay.md").read_text(encoding="utf-8") == page
-    assert (second.FIRST / "delay.csv").read_text(encoding="utf-8") == table
+    assert (FIRST / "delay.md").read_text(encoding="utf-8") == page
+    assert (FIRST / "delay.csv").read_text(encoding="utf-8") == table
     rows = list(csv.DictReader(io.StringIO(table)))
     assert len({row["run"] for row in rows}) == len(rows) > 200
     mini = [row for row in rows if row["run"].startswith("lasting/tupe_")]
@@ -110,13 +111,13 @@ def test_words_of_tiny_models_at_one_rate(values, word):
 def test_a_block_belongs_to_the_document_in_which_it_begins():
     sizes = np.array([60, 60, 1, 100, 1, 200, 30, 90, 10, 1])
     # blocks of at most 127: [60, 60, 1], [100, 1], the sentence that is too long and left out, [30, 90], [10, 1]
-    assert second.documents_of_blocks(sizes, 127).tolist() == [0, 1, 2, 2]
+    assert third_run.documents_of_blocks(sizes, 127).tolist() == [0, 1, 2, 2]
 
 
 def test_documents_are_drawn_whole():
-    class Fake(second_page.Runs):
+    class Fake(Runs):
         def __init__(self, rows):
-            self.mine = {"measures": rows}
+            self.rows = {"measures": rows}
 
         def planned(self, stage, updates=None):
             return [run(model, seed, "delay") for model in ("bert_a", "bert_a_trained") for seed in (1, 2, 3)]
@@ -129,5 +130,5 @@ def test_documents_are_drawn_whole():
         for name, value in (("nats", 100 * (4 + worse * (part % 2))), ("tokens", 100))
     ]
     a, b = (third.by_document(Fake(rows), "delay", model) for model in ("bert_a", "bert_a_trained"))
-    mean, (low, high) = statistics.bootstrap(a, b)
+    mean, (low, high) = estimates.bootstrap(a, b)
     assert mean == pytest.approx(0.5 / np.log(2)) and low < mean - 0.1 < mean + 0.1 < high  # 40 documents, not blocks

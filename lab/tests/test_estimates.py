@@ -1,18 +1,12 @@
-"""Statistics of the two protocols against scipy and numbers computed by hand."""
+"""Statistics of the experiments against scipy and numbers computed by hand."""
 
 import math
 
 import numpy as np
 import pytest
-from lab.statistics import (
-    bootstrap,
-    equivalence,
-    geometric_mean_interval,
-    pooled,
-    share_of_schedule,
-    welch,
-)
 from scipy import stats
+
+from lab.estimates import bootstrap, equivalence, geometric_mean_interval, welch
 
 
 def test_geometric_intervals():
@@ -39,15 +33,6 @@ def test_equivalence_needs_the_90_percent_interval_inside_the_margin():
     assert equivalence(inside, 0.1) <= 0.05 < equivalence(outside, 0.1)
 
 
-def test_pooled_variance():
-    """Of two models, the pooled variance is that of Student's unpaired test; a third one adds its own."""
-    a, b = {1: 5.0, 2: 5.2, 3: 5.1}, {1: 5.5, 2: 5.4, 3: 5.9}
-    values = [*a.values()], [*b.values()]
-    assert pooled(a, b, [a, b]) == pytest.approx(stats.ttest_ind(*values).pvalue)
-    t = (5.1 - 5.6) / math.sqrt((0.01 + 0.07 + 0.04) / 3 * (2 / 3))
-    assert pooled(a, b, [a, b, {1: 6.0, 2: 6.2, 3: 6.4}]) == pytest.approx(2 * stats.t.sf(abs(t), 6))
-
-
 @pytest.mark.parametrize(("of_seeds", "of_blocks"), [(0.1, 0.0), (0.0, 0.5), (0.1, 0.5)])
 def test_seeds_and_blocks_are_drawn_anew_together(of_seeds, of_blocks):
     """Differences s + t, of seed and block: the variance of their mean is (n - 1) / n of the one over seeds, over n,
@@ -70,10 +55,3 @@ def test_losses_of_other_blocks_do_not_compare():
         bootstrap(a, {1: (np.ones(3), np.array([1, 2, 4]))})
     with pytest.raises(ValueError, match="no common seed"):
         bootstrap(a, {2: a[1]})
-
-
-def test_shares():
-    finals = {0.25: 8.0, 0.5: 6.0, 1.0: 5.0}
-    assert share_of_schedule(finals, 7.0) == pytest.approx(math.sqrt(0.25 * 0.5))
-    assert share_of_schedule(finals, 5.0) == pytest.approx(1.0)
-    assert share_of_schedule(finals, 9.0) == 0.25 and share_of_schedule(finals, 4.9) == math.inf

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lab import second
+from lab.plan import HERE
 from tupe import positions
 from tupe.encoder import Encoder
 
-FILE = second.HERE / "intervention.py"
+FILE = HERE / "intervention.py"
 TOKENS = torch.arange(10, 42).view(2, 16)
 TURNED = TOKENS[:, [0, *range(15, 0, -1)]]  # the same words behind [CLS]
 

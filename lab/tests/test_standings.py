@@ -14,7 +14,7 @@ from evidence_runs import write_run
 from helpers import write_data
 from scipy import stats
 
-from lab import collect, leaderboard, standings, training
+from lab import collect, execute, leaderboard, standings
 from lab.plan import Trial
 from lab.standings import BLOCKS, ENCODINGS, PROTOCOL, Standings, planned
 from tupe.common.architectures import preset, with_size
@@ -53,10 +53,10 @@ def place(tmp_path, monkeypatch):
     write_data(tmp_path / "data")
 
     def no_training(jobs, *args, **options):
-        assert {training.record.state_of(job.folder) for job in jobs} <= {"finished", "failed"}
+        assert {execute.record.state_of(job.folder) for job in jobs} <= {"finished", "failed"}
         return dict.fromkeys(jobs, "finished")
 
-    monkeypatch.setattr(training.runner, "run", no_training)
+    monkeypatch.setattr(execute.runner, "run", no_training)
     monkeypatch.setitem(PROTOCOL, "tokens", 50)
     return tmp_path
 

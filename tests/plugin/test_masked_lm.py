@@ -156,10 +156,10 @@ def start(tmp_path_factory):
     return data, folder / "start" / "checkpoint_last.pt"
 
 
-def arguments(data, checkpoint, save_dir, *more):
-    words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={PLUGIN}"]
+def arguments(data, checkpoint, save_dir, *more, user_dir=PLUGIN, overrides=()):
+    words = [f"--save-dir={save_dir}", f"--finetune-from-model={checkpoint}", f"--user-dir={user_dir}"]
     words += ["--tokens-per-sample=24", "--max-epoch=2", "--lr=[0.001]", "--num-workers=0", "--log-interval=1"]
-    overrides = ["dataset.batch_size=4", "optimization.update_freq=[1]"]
+    overrides = ["dataset.batch_size=4", "optimization.update_freq=[1]", *overrides]
     return fairseq_arguments("pretrain_further", overrides, [str(data), *words, *more], cuda=False)
 
 

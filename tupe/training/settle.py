@@ -65,8 +65,8 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     ignored = ALWAYS_SO - {*settings.given}
     for place in [place for place in values if place not in defaults and place != ARCH]:
         if place not in ignored:
-            near = did_you_mean(place, defaults)
-            raise ValueError(f"{place} is not known to --engine transformers{near}")
+            name, near = (PLACES[place].flag, "") if place in PLACES else (place, did_you_mean(place, defaults))
+            raise ValueError(f"{name} is not known to --engine transformers{near}")
         del values[place]
     for place, valid in VALID[command].items():
         if place in values and values[place] not in valid:

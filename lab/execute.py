@@ -15,14 +15,12 @@ from tupe.checkpoints.trained import read_model
 from tupe.common import record
 from tupe.data.splits import Split
 from tupe.evaluation.loading import load_model
-from tupe.evaluation.order import evaluate
 from tupe.experiments import runner
-from tupe.text import TextEncoder
 
 from . import collect
 from .plan import Trial, final_losses
 
-SENTENCES, TOKENS = 2000, 400_000  # of the evaluation: order sensitivity, loss
+Evaluation = Callable[[Any, Any, Path], dict]  # (model, task, data) -> the content of evaluation.json
 
 
 def save_half(checkpoint: Path, output: Path) -> None:
@@ -32,14 +30,7 @@ def save_half(checkpoint: Path, output: Path) -> None:
     save_atomically({**state, "model": half}, output)
 
 
-Evaluation = Callable[[Any, Any, Path], dict]  # (model, task, data) -> the content of evaluation.json
-
-
-def evaluation(model: Any, task: Any, data: Path) -> dict:
-    return evaluate(model, task, TextEncoder(data), SENTENCES, TOKENS)
-
-
-def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluation = evaluation) -> None:
+def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluation) -> None:
     """Keep the weights of a finished run in half precision and evaluate them; its checkpoints are deleted. Waits for
     another process that does so."""
     checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
@@ -57,7 +48,7 @@ def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluatio
     record.unlock(folder)
 
 
-def check_data(data: Path, output: Path, needed: int | None = None) -> None:
+def check_data(data: Path, output: Path, needed: int) -> None:
     """Note in a folder of runs what data they are trained on: OUT/data.json.
 
     Raises ValueError if its runs were trained on other data, or if the evaluation needs more held-out text.
@@ -68,7 +59,7 @@ def check_data(data: Path, output: Path, needed: int | None = None) -> None:
             raise ValueError(f"{output} has runs on other data ({theirs}) than {data} ({ours}); name another folder")
         return
     tokens = int(Split(data / "valid").sizes.sum())
-    if tokens < (needed := needed or TOKENS):
+    if tokens < needed:
         raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {needed:,} of the evaluation")
     output.mkdir(parents=True, exist_ok=True)
     content = {"data": str(data), "fingerprint": ours}
@@ -77,8 +68,7 @@ def check_data(data: Path, output: Path, needed: int | None = None) -> None:
 
 def train(
     data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str],
-    job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job] = Trial.job, evaluate: Evaluation = evaluation,
-    needed: int | None = None,
+    job: Callable[[Trial, Path, Path, Sequence[str]], runner.Job], evaluate: Evaluation, needed: int,
 ) -> None:  # fmt: skip
     """Run what is left of the planned trainings of one stage; evaluate each as it ends. That a run diverged is a
     result; one that failed otherwise is tried again. evaluate, needed: how, and held-out tokens it takes. Raises

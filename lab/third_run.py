@@ -1,17 +1,12 @@
-"""The second protocol (docs/second-protocol.md) and the third (docs/third-protocol.md): what they train, as second.yaml
-says, and the pages of what came out.
+"""The third protocol (docs/third-protocol.md): trains its runs, as second.yaml says, and writes what came out.
 
-    python -m lab run --data DATA --output OUT                  train and evaluate what is left; resumes OUT
-    python -m lab page --runs OUT                               add finished runs to the tables, write pages
-    python -m lab zorro --runs OUT --data DATA --pairs ZORRO    score kept weights on Zorro, write the page
+    python -m lab run --data DATA --output OUT    train and evaluate what is left; resumes OUT
+    python -m lab page --runs OUT                 add finished runs to the tables, write docs/evidence/delay.md and .csv
 
-Runs, their evaluation and their tables are those of the first protocol (`tupe.experiments`).
+Where a stage has a cool-down, runs branch off from trunks, which train at a constant rate.
 """
 
-import csv
 import functools
-import gzip
-import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,26 +18,25 @@ import numpy as np
 from tupe.common import options, record
 from tupe.common.options import ListOf
 from tupe.data.splits import Split
-from tupe.evaluation import minimal_pairs
-from tupe.evaluation.loading import load_model
 from tupe.evaluation.order import evaluate
 from tupe.experiments import runner
 from tupe.positions import load_scheme_file
 from tupe.text import TextEncoder
 
 from . import collect, delay
-from .plan import Trial, check_models, final_losses, lengths_of, trials
-from .release import of_both_protocols, renewed
-from .second_page import PAIRS, ZORRO, page, zorro_scores
-from .second_plan import FIRST, HERE, PROTOCOL, TABLES, cooldown_of, known_losses
-from .training import SENTENCES, evaluation, train, train_stage
+from .execute import train, train_stage
+from .known import FIRST, TABLES, known_losses
+from .plan import LATER, THIRD, Trial, check_models, cooldown_of, lengths_of, trials
+
+SENTENCES = 2000  # of the evaluation of order sensitivity
+TOKENS = 400_000  # that held-out text has at least
 
 # ----------------------------------------------------------------------------------------------------------- the jobs
 
 
 def job(trial: Trial, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
     """The command that trains it; of a stage with a cool-down, only that, from what `begin` puts there."""
-    made = trial.job(data, output, further, PROTOCOL)
+    made = trial.job(data, output, further, LATER)
     cooldown = cooldown_of(trial)
     return replace(made, command=(*made.command, *constant(cooldown))) if cooldown else made
 
@@ -50,7 +44,7 @@ def job(trial: Trial, data: Path, output: Path, further: Sequence[str] = ()) -> 
 def trunk_job(trial: Trial, data: Path, output: Path, further: Sequence[str] = ()) -> runner.Job:
     """The command that trains at a constant rate up to the update at which a trial's cool-down begins."""
     until, folder = trial.updates - cooldown_of(trial), trunk(trial, output)
-    made = replace(trial, updates=until).job(data, output, further, PROTOCOL)
+    made = replace(trial, updates=until).job(data, output, further, LATER)
     return runner.Job(f"trunk of {made.name}", folder, (*made.command, f"--output={folder}", *constant(0)))
 
 
@@ -62,7 +56,7 @@ def trunk(trial: Trial, output: Path) -> Path:
 
 def trunks_of(trial: Trial, output: Path) -> list[Path]:
     """The trunks of a trial and of the shorter ones of its stage, as far as they are there, the trial's last."""
-    lengths = [updates for updates in lengths_of(PROTOCOL["stages"][trial.stage]) if updates <= trial.updates]
+    lengths = [updates for updates in lengths_of(LATER["stages"][trial.stage]) if updates <= trial.updates]
     folders = [trunk(replace(trial, updates=updates), output) for updates in lengths]
     return [folder for folder in folders[:-1] if (folder / "checkpoint_last.pt").exists()] + folders[-1:]
 
@@ -96,13 +90,12 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
             record.note_failure(trial.folder(output), reason, record.DIVERGED)
             del states[made]
     ready = [trial for trial in planned if states.get(trunks.get(trial)) != "failed"]
-    whole = any(PROTOCOL["stages"][trial.stage].get("protocol") == 3 for trial in planned)  # one stage's
-    train(data, output, ready, jobs, further, job, evaluation_of_all if whole else evaluation)
+    train(data, output, ready, jobs, further, job, evaluation, TOKENS)
     runner.exit_if_unfinished(states, "trunks")
 
 
-def evaluation_of_all(model: Any, task: Any, data: Path) -> dict:
-    """As the evaluation of the earlier protocols, but the loss is that of all held-out blocks, also by document."""
+def evaluation(model: Any, task: Any, data: Path) -> dict:
+    """What evaluation.json holds: order sensitivity, and the loss of all held-out blocks, also by document."""
     task.load_dataset("valid")
     sizes = np.asarray(task.dataset("valid").sizes).reshape(-1)
     content = evaluate(model, task, TextEncoder(data), SENTENCES, int(sizes[sizes <= model.max_positions()].sum()))
@@ -138,16 +131,10 @@ def divergence_of(folder: Path) -> str:
 # --------------------------------------------------------------------------------------------------------- the commands
 
 
-def load_scheme_files():
-    """Whose encodings the models of the plan have: an evaluation builds them."""
-    for file in sorted({model["position-file"] for model in PROTOCOL["models"].values() if "position-file" in model}):
-        load_scheme_file(file)
-
-
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("The prepared text; docs/protocol.md says how the protocol's is made.")
 @options.output("The folder of the runs. An existing one is resumed.")
-@click.option("--stages", type=ListOf(list(PROTOCOL["stages"])), help="Run only these stages.")
+@click.option("--stages", type=ListOf(THIRD), default=",".join(THIRD), show_default=True, help="Run only these stages.")
 @click.option("--models", type=ListOf(), help="Run only these models.")
 @click.option("--seeds", type=ListOf(int), help="Run only these seeds.")
 @options.jobs()
@@ -155,13 +142,14 @@ def load_scheme_files():
 @click.argument("further", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS OF EVERY TRAINING]...")
 def run(data, output, stages, models, seeds, jobs, dry_run, further):
     """Train and evaluate what is left, stage by stage."""
-    data, output, stages = data.resolve(), output.resolve(), stages or list(PROTOCOL["stages"])
-    check_models(models, stages, PROTOCOL)
-    load_scheme_files()
+    data, output = data.resolve(), output.resolve()
+    check_models(models, stages, LATER)
+    for file in sorted({model["position-file"] for model in LATER["models"].values() if "position-file" in model}):
+        load_scheme_file(file)  # an evaluation builds its encodings
 
     def planned(stage):
         losses = known_losses(output)
-        return [trial for trial in trials(stage, losses, PROTOCOL, models, seeds) if trial not in losses]
+        return [trial for trial in trials(stage, losses, LATER, models, seeds) if trial not in losses]
 
     def train_lengths(new):
         for updates in sorted({trial.updates for trial in new}):
@@ -190,44 +178,12 @@ def whole_curve(trial: Trial, found: dict[str, list[dict]], output: Path) -> lis
 @click.option("--runs", type=options.FOLDER, help="The folder of `run`, whose finished runs are added.")
 @click.option("--data", type=options.FOLDER, help="The folder of data (default: what the weights of a run name).")
 def write_page(runs, data):
-    """Add finished runs to the tables, then write docs/evidence/second.md and the cards of models/ from them."""
+    """Add finished runs to the tables, then write docs/evidence/delay.md and delay.csv from them."""
     if runs:
         found = collect.collect(runs, data)
         found["training"] = [
             row for name in found["runs"] for row in whole_curve(Trial.parse(name["run"]), found, runs)
         ]
         collect.write(collect.merge(collect.read(TABLES), found), TABLES)
-    record.write_atomically(FIRST / "second.md", page())
     for name, text in zip(("delay.md", "delay.csv"), delay.page(), strict=True):
         record.write_atomically(FIRST / name, text)
-    evidence = of_both_protocols()
-    for card in sorted(HERE.parent.glob("models/*/README.md")):  # which names the other runs of its seed
-        record.write_atomically(card, renewed(evidence, card.read_text(encoding="utf-8")))
-
-
-@click.command("zorro", cls=options.QuietCommand)
-@click.option(
-    "--runs", type=options.FOLDER, required=True, help="The folder of `run`. Released models are scored, too."
-)
-@options.data("The folder of dict.txt and the pieces.")
-@click.option(
-    "--pairs", type=options.FOLDER, required=True, help="The folder sentences/babyberta of the repository phueb/Zorro."
-)
-def score_zorro(runs, data, pairs):
-    """Score kept weights on Zorro's minimal pairs; then write the page."""
-    load_scheme_files()
-    weights = {str(trial): trial.folder(runs) / "model.pt" for trial in final_losses(runs)}
-    weights |= {f"models/{path.name}": path for path in sorted((HERE.parent / "models").iterdir())}
-    paradigms, encoder, scores = minimal_pairs.read_paradigms(pairs, PAIRS), TextEncoder(data), zorro_scores()
-    for name, path in weights.items():
-        if path.exists():
-            click.echo(name)
-            results = minimal_pairs.evaluate(load_model(path, data)[0], encoder, paradigms, runs / "zorro" / name)
-            credits = minimal_pairs.accuracies(results)
-            scores[name] = {paradigm: float(credit.mean()) for paradigm, credit in credits.items()}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    rows = [(name, paradigm, f"{value:.4f}") for name in scores for paradigm, value in scores[name].items()]
-    writer.writerows([("run", "paradigm", "accuracy"), *sorted(rows)])
-    record.write_atomically(ZORRO, gzip.compress(text.getvalue().encode(), mtime=0))
-    record.write_atomically(FIRST / "second.md", page())

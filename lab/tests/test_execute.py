@@ -1,4 +1,4 @@
-"""What the first protocol trains, at which rate, and what is kept of a run."""
+"""Runs of a plan: the rates that follow from earlier ones, and what is kept of each."""
 
 import json
 import math
@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab import collect, training
+from lab import collect, execute
+from lab.execute import evaluate_and_prune, save_half
 from lab.plan import PLAN, Trial, best_rates, final_losses, trials
-from lab.training import evaluate_and_prune, save_half
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
-from tupe.encoder import Encoder
+from tupe.evaluation.order import evaluate
+from tupe.text import TextEncoder
 
 # The pilot's losses where every model's best rate is 1e-3, and half of it has run, too
 PILOT = {
@@ -39,17 +40,6 @@ def finish(output, model, lr, loss, seed=101, stage="pilot", reason="diverged: n
     run.save(folder)
 
 
-@pytest.mark.parametrize("name", PLAN["models"])
-def test_models_can_be_built(name):
-    from tupe.common.architectures import ARCHITECTURES
-
-    model = PLAN["models"][name]
-    position, cls = ARCHITECTURES[model["arch"]]
-    options = {"position": model.get("position", position), "cls": model.get("cls", cls)}
-    encoder = Encoder(20, 1, layers=2, width=8, ffn=16, heads=2, max_positions=6, **options)
-    assert encoder.positions.name == options["position"]
-
-
 def test_stages_are_planned_in_whole_blocks():
     main = trials("main", PILOT)
     block = PLAN["stages"]["main"]["models"]
@@ -73,27 +63,27 @@ def test_no_rate_where_every_one_diverged(tmp_path):
 
 def test_a_run_that_failed_is_tried_again_unless_it_diverged(tmp_path, monkeypatch):
     tried = []
-    monkeypatch.setattr(training.runner, "run", lambda jobs, *_, **__: tried.extend(
+    monkeypatch.setattr(execute.runner, "run", lambda jobs, *_, **__: tried.extend(
         job.folder.parts[-2] for job in jobs if record.state_of(job.folder) == "open") or {})  # fmt: skip
-    monkeypatch.setattr(training, "check_data", lambda *_: None)
+    monkeypatch.setattr(execute, "check_data", lambda *_: None)
     planned = [Trial("pilot", model, "tiny", 5000, 1e-3, 101) for model in ("bert_a", "tupe_r")]
     for trial, reason in zip(planned, ("no space left on device", "diverged: nan"), strict=True):
         finish(tmp_path, trial.model, trial.lr, math.inf, reason=reason)
-    training.train(tmp_path, tmp_path, planned, 1, ())
+    execute.train(tmp_path, tmp_path, planned, 1, (), Trial.job, {}.copy, 1)
     assert tried == ["bert_a"]
 
 
 def test_a_folder_has_runs_on_one_data_set(vocabulary, tmp_path, monkeypatch):
     """... with held-out text enough for the evaluation, which is known before the first training, not after it."""
 
-    def train(data):
-        training.train(data, tmp_path / "out", trials("first", {}, models=["nopos"]), 1, ())
+    def train(data, needed=300):
+        planned = trials("first", {}, models=["nopos"])
+        execute.train(data, tmp_path / "out", planned, 1, (), Trial.job, {}.copy, needed)
 
-    monkeypatch.setattr(training.runner, "run", lambda jobs, *_, **__: dict.fromkeys(jobs, "finished"))
+    monkeypatch.setattr(execute.runner, "run", lambda jobs, *_, **__: dict.fromkeys(jobs, "finished"))
     with pytest.raises(ValueError, match="fewer than the 400,000 of the evaluation"):
-        train(vocabulary)
+        train(vocabulary, 400_000)
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(training, "TOKENS", 300)
     train(vocabulary)
     train(vocabulary)
     for name in ("dict.txt", "valid.bin", "valid.idx"):
@@ -165,7 +155,7 @@ def test_the_pilot_ends_where_the_best_rate_lies_between_two_others():
         assert len(rounds) < 10, "the pilot does not end"
         losses.update({trial: abs(trial.lr - 0.016) for trial in new})
 
-    training.train_stage(lambda: trials("pilot", losses, models=["tupe_r"]), train)
+    execute.train_stage(lambda: trials("pilot", losses, models=["tupe_r"]), train)
     assert {trial.model for new in rounds for trial in new} == {"tupe_r"}
     assert [max(trial.lr for trial in new) for new in rounds] == [4e-3, 8e-3, 16e-3, 32e-3]
 
@@ -179,14 +169,15 @@ def test_weights_are_kept_in_half_precision(pretrained, tmp_path):
         assert torch.equal(half["model"][name], expected) and half["model"][name].dtype == expected.dtype
 
 
-def test_finished_runs_are_evaluated(pretrained, vocabulary, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SENTENCES", 10)
-    monkeypatch.setattr(training, "TOKENS", 300)
+def test_finished_runs_are_evaluated(pretrained, vocabulary, tmp_path):
+    def evaluation(model, task, data):
+        return evaluate(model, task, TextEncoder(data), 10, 300)
+
     for name in ("checkpoint_1_500.pt", "checkpoint_last.pt"):
         shutil.copy(pretrained, tmp_path / name)
-    evaluate_and_prune(vocabulary, tmp_path, "finished")
+    evaluate_and_prune(vocabulary, tmp_path, "finished", evaluation)
     assert not list(tmp_path.glob("checkpoint*"))
     content = json.loads((tmp_path / "evaluation.json").read_text())
     (tmp_path / "evaluation.json").unlink()
-    evaluate_and_prune(vocabulary, tmp_path, "finished")  # again, of the weights that were kept
+    evaluate_and_prune(vocabulary, tmp_path, "finished", evaluation)  # again, of the weights that were kept
     assert json.loads((tmp_path / "evaluation.json").read_text()) == content

@@ -1,0 +1,145 @@
+"""The third protocol's runs: trunks at a constant rate, branches with a cool-down, and what is written of them."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from evidence_runs import write_run
+
+from lab import collect, delay, third, third_run
+from lab.known import TABLES, Runs
+from lab.plan import HERE, LATER, Trial, final_losses, trials
+from tupe.common import record
+
+
+def test_commands_are_of_the_protocol(tmp_path):
+    job = Trial("delay", "bert_a_trained", "mini", 5000, 1e-3, 1).job(tmp_path, tmp_path, (), LATER)
+    words = " ".join(map(str, job.command))
+    assert "--position=trained" in words and "--autocast=none" in words
+    assert f"--position-file={HERE / 'intervention.py'}" in words
+    again = Trial("again", "tupe_a_tie_cls", "tiny", 5000, 4e-3, 4).job(tmp_path, tmp_path, (), LATER)
+    assert "--autocast=none" in again.command
+
+
+def test_branches_continue_trunks_of_a_constant_rate(tmp_path):
+    branch = Trial("lasting", "tupe_a", "mini", 8000, 1e-3, 1)
+    words = third_run.job(branch, tmp_path, tmp_path).command
+    assert {"--max-update=8000", "--lr-scheduler=constant_cooldown", "--cooldown-updates=1600"} <= set(words)
+    trunk = third_run.trunk_job(branch, tmp_path, tmp_path)
+    assert {"--max-update=6400", "--cooldown-updates=0", f"--output={trunk.folder}"} <= set(trunk.command)
+    assert trunk.command.index(f"--output={trunk.folder}") > trunk.command.index(
+        "--max-update=6400"
+    )  # the last one counts
+
+
+def test_a_run_begins_with_the_earlier_checkpoint_once(tmp_path):
+    earlier, later = tmp_path / "earlier", tmp_path / "later"
+    earlier.mkdir()
+    (earlier / "checkpoint_last.pt").write_bytes(b"3200")
+    third_run.begin(later, earlier)
+    assert (later / "checkpoint_last.pt").read_bytes() == b"3200"
+    (later / "checkpoint_last.pt").write_bytes(b"3300")
+    (later / "record.json").write_text("{}")
+    third_run.begin(later, earlier)
+    assert (later / "checkpoint_last.pt").read_bytes() == b"3300"
+
+
+def test_the_curve_of_a_branch_begins_with_its_trunks(tmp_path):
+    branch = Trial("tiny_lasting", "tupe_a", "tiny", 8000, 4e-3, 4)
+    write_run(tmp_path, branch, 5.0)
+    for updates in (4000, 8000):
+        folder = third_run.trunk(replace(branch, updates=updates), tmp_path)
+        folder.mkdir(parents=True)
+        (folder / "checkpoint_last.pt").touch()
+        first = 50 if updates == 4000 else 3250
+        logged = [
+            {"num_updates": str(n), "loss": "9", "train_wall": "7"} for n in range(first, updates * 4 // 5 + 1, 50)
+        ]
+        (folder / "train.log").write_text("".join(f"| train_inner | {json.dumps(row)}\n" for row in logged))
+    found = collect.collect(tmp_path)
+    found["training"] = [row for row in found["training"] if int(row["updates"]) > 6400]
+    rows = third_run.whole_curve(branch, found, tmp_path)
+    assert [int(row["updates"]) for row in rows] == list(range(50, 8001, 50))
+    assert {row["loss"] for row in rows[:128]} == {"9"} and "9" not in {row["loss"] for row in rows[128:]}
+
+
+def test_a_trunk_that_diverged_takes_its_branch_along_and_no_other(tmp_path, monkeypatch):
+    planned = [Trial("tiny_lasting", "tupe_a", "tiny", 4000, 4e-3, seed) for seed in (4, 5, 6)]
+    reasons = {5: (f"{record.DIVERGENCE}: nan", record.DIVERGED), 6: ("out of memory", 1)}
+    trained = []
+
+    def run(jobs, slots, title):
+        of = dict(zip(jobs, planned, strict=True))
+        for job, trial in of.items():
+            assert record.state_of(job.folder) != "failed" or trial.seed == 5  # what failed otherwise is tried again
+            job.folder.mkdir(parents=True, exist_ok=True)
+            (job.folder / "checkpoint_last.pt").touch()
+            if trial.seed in reasons:
+                record.note_failure(job.folder, *reasons[trial.seed])
+        return {job: "failed" if trial.seed in reasons else "finished" for job, trial in of.items()}
+
+    monkeypatch.setattr(third_run.runner, "run", run)
+    monkeypatch.setattr(third_run, "train", lambda data, output, left, *rest: trained.append(left))
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="trunks: 1 of 2 jobs did not finish: .*seed 6"):
+            third_run.train_length(tmp_path, tmp_path, planned, 1, ())
+        assert trained.pop() == planned[:2]
+        assert final_losses(tmp_path) == {planned[1]: math.inf}
+
+
+def test_a_trunk_that_is_lost_begins_anew(tmp_path):
+    branch = Trial("tiny_lasting", "tupe_a", "tiny", 8000, 4e-3, 4)
+    mine = third_run.trunk(branch, tmp_path)
+    assert third_run.trunks_of(branch, tmp_path) == [mine]
+    earlier = third_run.trunk(replace(branch, updates=4000), tmp_path)
+    earlier.mkdir(parents=True)
+    (earlier / "checkpoint_last.pt").touch()
+    assert third_run.trunks_of(branch, tmp_path) == [earlier, mine]
+
+
+def test_a_model_that_no_stage_has_is_refused(tmp_path):
+    words = ["--data", tmp_path, "--output", tmp_path / "out", "--stages", "drift", "--models", "both"]
+    result = CliRunner().invoke(third_run.run, list(map(str, words)))
+    assert result.exit_code and "no stage of drift has a model 'both'" in result.output
+
+
+def test_sections_are_written_once_all_runs_of_a_stage_have_ended(tmp_path):
+    """(b) and (c), beside the committed runs; (a) waits for a delayed model, which the plan does not have yet."""
+    for stage in ("drift", "tiny_same_rate"):
+        plan = LATER["stages"][stage]
+        for trial in trials(stage, {}, LATER):
+            bits = 5.0 + 0.5 * (trial.model == "bert_a") + 0.01 * trial.seed
+            write_run(tmp_path / "out", trial, bits, exit=2000 if trial.model == "bert_a" else 800, plateau=9)
+        tables = collect.merge(collect.read(TABLES), collect.collect(tmp_path / "out"))
+        collect.write(tables, tmp_path / "tables")
+        runs = Runs(tmp_path / "tables")
+        lines = "\n".join(third.outcomes(runs, delay.leads(runs)))
+        assert ("### (b) The drift" in lines) and ("### (c) Tiny" in lines) == (stage == "tiny_same_rate")
+        assert f"{len(trials(stage, {}, LATER))} of {len(trials(stage, {}, LATER))} runs." in lines
+        assert plan["size"] in lines and "### (a)" not in lines
+    assert len([line for line in lines.splitlines() if line.endswith(" |") and "`tupe_" in line]) == 3
+
+
+def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path, monkeypatch):
+    """A delayed model that leaves as late as BERT-A and ends a quarter bit below it."""
+    monkeypatch.setitem(LATER["stages"]["delay"]["rates"], "tupe_a_from_1500", [1e-3])
+    planned = trials("delay", {}, LATER)
+    assert len(planned) == 9
+    for trial in planned:
+        bits = 5.0 + 0.01 * trial.seed**2 - 0.25 * trial.model.startswith("tupe")
+        write_run(tmp_path / "out", trial, bits, exit=900 if trial.model == "bert_a_trained" else 2000, plateau=9)
+    tables = collect.merge(collect.read(TABLES), collect.collect(tmp_path / "out"))
+    for trial, part in itertools.product(planned, range(20)):  # by document
+        nats = 3.5 - 0.17 * trial.model.startswith("tupe") + 0.01 * part
+        for name, value in (("nats", 100 * nats), ("tokens", 100)):
+            row = {"run": str(trial), "measure": f"{name} by document", "part": str(part), "value": str(value)}
+            tables["measures"].append(row)
+    collect.write(tables, tmp_path / "tables")
+    runs = Runs(tmp_path / "tables")
+    lines = "\n".join(third.outcomes(runs, delay.leads(runs)))
+    (row,) = (line for line in lines.splitlines() if line.startswith("| `tupe_a_from_1500` - `bert_a` |"))
+    assert "-0.250 [-0.250, -0.250]" in row and row.endswith("| an offset that is no delay |") and "[-0.2" in row
+    assert "| `bert_a_trained` - `bert_a` |" in lines
