@@ -10,7 +10,7 @@ from tupe.common.options import needs
 BENCH = {  # words behind `bench`, as below
     "step": ("bench.step:command", "Time a training step, beside fairseq and Hugging Face."),
     "kernels": ("bench.kernels:command", "Time single operations of a step."),
-    "schemes": ("bench.costs:command", "Measure what every position encoding costs."),
+    "schemes": ("bench.schemes:command", "Measure what every position encoding costs."),
     "inference": ("bench.inference:command", "Count texts per second, beside alternatives."),
     "memory": ("bench.memory:command", "Count how many sequences fit on a GPU."),
     "gpu": ("bench.gpu:command", "Measure all that only a GPU can show."),

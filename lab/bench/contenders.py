@@ -38,7 +38,6 @@ OURS = {  # name -> (architecture, options on top of it)
     "tupe_r-triton": ("tupe_r", {"attention": "triton"}),
     "nopos-triton": ("bert_a", {"position": "nopos", "attention": "triton"}),
     "tupe_r-compile": ("tupe_r", {"compile": True}),
-    "nopos-compile": ("bert_a", {"position": "nopos", "compile": True}),
     "tupe_r-checkpoint": ("tupe_r", {"checkpoint_activations": True}),
 }
 HF = {  # of the transformers library: name -> (kind, options); flash: on GPUs in half precision

@@ -4,15 +4,18 @@ B batch, L sequence length.
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
+import gc
 import itertools
 import json
 import math
 import multiprocessing
+import re
 import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,14 +29,23 @@ from tupe.common.options import Command, ListOf
 from tupe.common.record import write_atomically
 from tupe.common.tables import TextTable
 
-from . import kernels, step
-from .contenders import PEAK_SIZE, Setting, matrix_peak
+from . import step
+from .contenders import HF, PEAK_SIZE, Contender, Setting, masked_batch, matrix_peak
 from .instrument import ratios, timed
-from .machine import environment
+from .kernels import Case, attention_case
+from .machine import PRECISIONS, environment
 
 CONTEXT = multiprocessing.get_context("spawn")  # a process that was forked cannot use CUDA
 PARTS = {}  # name -> Part, in order
+UPDATES = 300  # for losses
 MODES = [("bf16", False), ("fp16", True), ("bf16", True)]  # (precision, half weights); the second is the recipe's
+OURS = ["tupe_r-triton", "tupe_r-sdpa", "nopos", "nopos-triton"]  # the third by flash attention
+TINY = ["tupe_r-sdpa", "nopos"]  # of a rehearsal
+NAMES = "out", "q", "k", "v", "bias"
+KINDS = {  # of kernels, by their names; the first that fits
+    "fused by inductor": r"^triton_", "attention": r"flash|fmha|attention|^_forward|^_backward_(q|kv|bias)",
+    "products": r"gemm|cutlass|nvjet|xmma|::(add|b)?mm", "others": "",
+}  # fmt: skip
 
 
 class Trial(NamedTuple):
@@ -64,6 +76,16 @@ def part(title: str, seconds: int, columns: str) -> Callable:
     return add
 
 
+def tried(about: dict, measure: Callable[[], dict]) -> dict:
+    """A row. What fails is a row too, but for faults of CUDA, after which a process can measure nothing more."""
+    try:
+        return {**about, **measure()}
+    except Exception as error:
+        if "CUDA error" in str(error):
+            raise
+        return {**about, "failed": reason(error)}
+
+
 @part("Card", 20, "what value")
 def card(trial: Trial) -> Iterator[dict]:
     """Rates in GB/s (of what is read and written) and TFLOP/s. The largest product is the peak of all shares."""
@@ -82,49 +104,256 @@ def card(trial: Trial) -> Iterator[dict]:
         yield {"what": name, "value": work / np.min([turn(0) for _ in range(3)])}
 
 
-@part("Operations", 90, "setting contender forward_ms backward_ms")
-def operations(trial: Trial) -> Iterator[dict]:
-    """Of 16,384 tokens in bf16, in turns: products, dropout, attention with a bias by both fused paths. That they are
-    right on a card, `tests/test_attention.py -k cuda` tests."""
-    paths, lengths = trial.pick((["triton", "sdpa"], [512, 509, 448, 128]), (["sdpa"], [8]))
-    for row in kernels.measure(paths, lengths, trial.pick(2**14, 16), "bf16", trial.device, trial.pick(20, 2)):
-        forward, backward = row["ms"]
-        yield {**row, "forward_ms": forward, "backward_ms": backward}
+# ---- attention
 
 
-COLUMNS = "contender mode length tokens_per_s share_of_peak x_nopos forward_s backward_s optimizer_s memory_mib failed"
+@part("Attention beside the plain path", 40, "path precision dropout length padded out q k v bias failed")
+def equality(trial: Trial) -> Iterator[dict]:
+    """Relative errors of the output and of gradients, to be below 4e-3 in fp16 and 3e-2 in bf16. With dropout, of what
+    holds only if all kernels drop the same weights: out . out = v . dv, q . dq = k . dk, and rows of the bias' gradient
+    sum to 0."""
+    lengths = trial.pick([(512, 0), (509, 0), (448, 61)], [(9, 0), (9, 4)])
+    paths = trial.pick([("triton", 0.0), ("triton", 0.1), ("sdpa", 0.0)], [("sdpa", 0.0), ("plain", 0.1)])
+    for (length, padded), precision, (path, dropout) in itertools.product(lengths, ("bf16", "fp16"), paths):
+        about = {"path": path, "precision": precision, "dropout": dropout, "length": length, "padded": padded}
+        sizes = {"batch": 4, "length": length, "dtype": PRECISIONS[precision], "device": trial.device, "padded": padded}
+        case = partial(attention_case, dropout=dropout, **sizes)
+        yield tried(about, partial(identities if dropout else differences, case(path), case("plain")))
 
 
-def measured(trial: Trial, names: list[str], setting: Setting) -> Iterator[dict]:
-    """A row for each contender; they take turns. The one that others are compared with is the last. What fails is a row
-    too, but for faults of CUDA, after which a process can measure nothing more."""
+def differences(ours: Case, plain: Case) -> dict:
+    ours.forward()
+    plain.forward()
+    grad = torch.randn_like(ours.out)
+    pairs = [(ours.out, plain.out)]
+    pairs += zip(*(torch.autograd.grad(case.out, case.inputs, grad) for case in (ours, plain)), strict=True)
+    return {name: float((a - b).norm() / b.norm()) for name, (a, b) in zip(NAMES, pairs, strict=True)}
+
+
+def identities(ours: Case, plain: Case) -> dict:
+    ours.forward()
+    (q, k, v, _), out = (x.detach().double() for x in ours.inputs), ours.out.detach()
+    dq, dk, dv, dbias = torch.autograd.grad(ours.out, ours.inputs, out)
+    of_v, of_q = (v * dv).sum() / out.double().square().sum() - 1, (q * dq).sum() / (k * dk).sum() - 1
+    return {"q": abs(float(of_q)), "v": abs(float(of_v)), "bias": float(dbias.sum(-1).norm() / dbias.norm())}
+
+
+@part("Attention by replay of a graph", 90, "path batch length dropout forward_s backward_s tflop_per_s failed")
+def attention(trial: Trial) -> Iterator[dict]:
+    """In bf16, without the host. TFLOP/s count seven products for a call, whatever a kernel computes again."""
+    paths = [("triton", True), ("sdpa", True), ("sdpa", False), ("triton", False)]  # without a bias: flash attention
+    cases = itertools.product(trial.pick((512, 509, 448, 128), (8,)), (0.1, 0.0), trial.pick(paths, paths[1:3]))
+    for length, dropout, (path, biased) in cases:
+        setting = trial.setting(length)
+        about = {"path": path + ", no bias" * (not biased), "batch": setting.batch, "length": setting.length}
+        sizes = setting.batch, setting.length, torch.bfloat16, trial.device, dropout
+        case = attention_case(path, *sizes, biased=biased)
+        yield tried({**about, "dropout": dropout}, partial(replayed, case, trial.device))
+
+
+def replayed(case: Case, device: str) -> dict:
+    calls = case.forward, lambda: (case.forward(), case.backward())
+    forward, whole = (np.median(timed(device, *[graphed(call, device)] * 20)(0)).item() for call in calls)
+    flop = 14 * case.out.numel() * case.out.size(2)  # out: [B, H, L, D]
+    return {"forward_s": forward, "backward_s": whole - forward, "tflop_per_s": flop / 1e12 / whole}
+
+
+def graphed(function: Callable, device: str) -> Callable:
+    """The function as a CUDA graph, which takes no time of the host; on a CPU itself, after a first call too."""
+    if device == "cpu":
+        function()
+        return function
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
+
+
+# ---- steps
+
+
+def prepared(name: str, setting: Setting, way: str, **more) -> Contender:
+    """way: eager, compiled (each layer by itself), graph (of forward and backward pass), or compiled graph. more: of
+    our models' options."""
+    contender = Contender(name, setting, **more)
+    if "compiled" in way:
+        torch._dynamo.config.recompile_limit = 64  # contenders share the code of a layer
+        for layer in contender.model.bert.encoder.layer if name in HF else contender.model.encoder.layers:
+            layer.compile(backend="inductor" if setting.device == "cuda" else "eager")
+    contender.step(0)
+    if "graph" in way and setting.device == "cuda":
+        record(contender)
+    return contender
+
+
+def record(contender: Contender) -> None:
+    """Forward and backward pass become a replay, which writes the gradients where they were at the recording."""
+    forward, backward, weights = contender.forward, contender.backward, list(contender.model.parameters())
+
+    def passes() -> None:
+        contender.model.zero_grad()  # or gradients would be added to
+        forward()
+        backward()
+
+    def replay_all() -> None:
+        replay()
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
+        if contender.setting.half_weights:  # fairseq's optimizer has to learn that there are new gradients
+            contender.optimizers[0].backward(torch.zeros((), requires_grad=True))
+
+    replay = graphed(passes, "cuda")
+    gradients = [weight.grad for weight in weights]
+    contender.forward, contender.backward = replay_all, lambda: None
+    contender.step = timed("cuda", contender.forward, contender.backward, contender.update)
+
+
+def host_seconds(contender: Contender) -> list[float]:
+    """What the host takes to launch forward pass, backward pass and update, waits for the card's answers included."""
+    launch, turns = timed("cpu", contender.forward, contender.backward, contender.update), []
+    for turn in range(5):
+        if contender.setting.device == "cuda":
+            torch.cuda.synchronize()
+        turns.append(launch(turn))
+    return np.median(turns, axis=0).tolist()
+
+
+def kernels_of(contender: Contender) -> list[dict]:
+    """Of a step, the longest first; on a CPU its operations."""
+    with torch.profiler.profile() as traced:
+        contender.step(0)
+    found, on_card = [], contender.setting.device == "cuda"
+    for event in traced.key_averages():
+        if (event.device_type != torch.autograd.DeviceType.CPU) == on_card and not event.is_user_annotation:
+            seconds = (event.self_device_time_total if on_card else event.self_cpu_time_total) / 1e6
+            kind = next(kind for kind, names in KINDS.items() if re.search(names, event.key))
+            found.append({"kernel": event.key, "kind": kind, "count": event.count, "seconds": seconds})
+    return sorted(found, key=lambda row: -row["seconds"])
+
+
+def measured(trial: Trial, names: list[str], setting: Setting, way: str = "eager") -> Iterator[dict]:
+    """A row for each contender; they take turns."""
     torch._dynamo.reset()  # of a second length it would make code for all
-    try:
-        rows = step.measure(names, setting, trial.pick(5, 1))
-    except Exception as error:
-        if "CUDA error" in str(error):
-            raise
-        rows = []
-        yield {"contender": " beside ".join(names), "mode": setting.mode, "length": setting.length,
-               "failed": reason(error)}  # fmt: skip
+    made, about, counters = {}, {}, torch._dynamo.utils.counters
+
+    def prepare(name: str) -> dict:
+        counters.clear()
+        begin, made[name] = time.monotonic(), prepared(name, setting, way)
+        found = {"graphs": counters["stats"]["unique_graphs"], "breaks": counters["graph_break"].total()}
+        return {"prepared_s": time.monotonic() - begin, **found}
+
+    for name in names:
+        row = {**asdict(setting), "contender": name, "mode": setting.mode, "way": way}
+        about[name] = tried(row, partial(prepare, name))
+        if name not in made:
+            yield about[name]
+    rows = step.measure(list(made), setting, trial.pick(5, 1), make=lambda name, _: made[name]) if made else []
+    bases = [row for row in rows if row["contender"] == "nopos"]
     for row in rows:
-        yield {**row, "x_nopos": np.median(ratios(rows[-1], row)).item()}
+        contender = made[row["contender"]]
+        nopos = next((np.median(ratios(base, row)).item() for base in bases), None)
+        kernels, host = kernels_of(contender), host_seconds(contender)
+        row["launches"], row["kernels_s"] = (sum(each[of] for each in kernels) for of in ("count", "seconds"))
+        yield {**row, **about[row["contender"]], "host_s": host, "x_nopos": nopos}
+    made.clear()
+    gc.collect()  # contenders are in circles of references
+    torch.cuda.empty_cache()
+
+
+COLUMNS = "contender mode way length tokens_per_s share_of_peak x_nopos forward_s backward_s optimizer_s kernels_s "
+COLUMNS += "launches host_s memory_mib failed"
 
 
 @part("Eager steps", 150, COLUMNS)
 def eager(trial: Trial) -> Iterator[dict]:
     """Medians in seconds, 16,384 tokens a step. `weights`: half weights with float32 copies, as `--fp16` makes them;
-    `autocast`: float32 weights."""
-    names = trial.pick(["tupe_r-sdpa", "tupe_r-triton"], ["tupe_r-sdpa"])
-    for name, length, mode in itertools.product(names, trial.pick((512, 128), (8,)), MODES):
-        yield from measured(trial, [name, "nopos"], trial.setting(length, *mode))
+    `autocast`: float32 weights. host_s: what the host takes to launch forward pass, backward pass and update."""
+    for length, mode in itertools.product(trial.pick((512, 128), (8,)), MODES):
+        yield from measured(trial, trial.pick(OURS[: 4 if length == 512 else 3], TINY), trial.setting(length, *mode))
 
 
-@part("Steps with compiled layers", 150, COLUMNS)
+@part("Steps with compiled layers", 150, COLUMNS + " prepared_s graphs breaks")
 def compiled(trial: Trial) -> Iterator[dict]:
-    """The same, layer by layer compiled, for one length."""
+    """Layer by layer, for one length; three graphs and no break are right. Hugging Face's BERT computes its head at all
+    tokens."""
     for half in (True, False):
-        yield from measured(trial, ["tupe_r-compile", "nopos-compile"], trial.setting(half=half))
+        names = trial.pick([*OURS[:3], *["hf"] * (not half)], TINY)
+        yield from measured(trial, names, trial.setting(half=half), "compiled")
+
+
+@part("Steps as CUDA graphs", 75, COLUMNS.replace("memory_mib ", "prepared_s "))
+def graphs(trial: Trial) -> Iterator[dict]:
+    """Forward and backward pass are replayed."""
+    ways = [("compiled graph", 512, True), ("compiled graph", 128, True), ("graph", 512, False)]
+    for way, length, half in trial.pick(ways, ways[:1]):
+        yield from measured(trial, trial.pick(OURS[:3], TINY), trial.setting(length, half=half), way)
+
+
+def best(trial: Trial) -> tuple[str, Setting, str]:
+    """(contender, setting, way) of the fastest TUPE-R at L = 512 so far."""
+    rows = [row for name in ("eager", "compiled", "graphs") for row in (saved(trial, name) or {"rows": []})["rows"]]
+    rows = [row for row in rows if row["contender"] in OURS[:2] and row["length"] == trial.setting().length]
+    row = {"contender": TINY[0], "precision": "bf16", "half_weights": False, "way": "eager"}
+    row = max(rows, key=lambda row: row.get("tokens_per_s", 0), default=row)
+    return row["contender"], trial.setting(precision=row["precision"], half=row["half_weights"]), row["way"]
+
+
+@part("Profile of the fastest", 60, "contender mode way kind kernel count seconds")
+def profile(trial: Trial) -> Iterator[dict]:
+    """A step's kernels."""
+    name, setting, way = best(trial)
+    kernels = kernels_of(prepared(name, setting, way))
+    yield from ({"contender": name, "mode": setting.mode, "way": way, **kernel} for kernel in kernels)
+
+
+@part("65,536 tokens a step", 60, COLUMNS)
+def large(trial: Trial) -> Iterator[dict]:
+    """As the fastest so far."""
+    name, setting, way = best(trial)
+    yield from measured(trial, [name, "nopos"], replace(setting, batch=trial.setting(tokens=2**16).batch), way)
+
+
+@part(f"Losses of {UPDATES} updates", 120, "mode way update loss difference failed")
+def losses(trial: Trial) -> Iterator[dict]:
+    """Of held-out text, of TUPE-R's tiny size without dropout on made-up text; differences from eager float32, to be
+    within 0.02."""
+    expected, ways = {}, [("float32", False, "eager"), *((*mode, "eager") for mode in MODES), (*MODES[2], "compiled")]
+    for precision, half, way in ways:
+        setting = Setting("tiny", 0, *trial.pick((64, 64), (16, 2)), 100, precision, trial.device, half)
+        row = tried({"mode": setting.mode, "way": way}, partial(train, setting, way, trial.pick(UPDATES, 9)))
+        found = row.pop("losses", {})
+        for update, loss in found.items():
+            yield {**row, "update": update, "loss": loss, "difference": loss - expected.setdefault(update, loss)}
+        if not found:
+            yield row
+
+
+def train(setting: Setting, way: str, updates: int) -> dict:
+    """{"losses": {update: loss of held-out text}} at every third of the updates."""
+    contender, found = prepared("tupe_r-sdpa", setting, way, dropout=0.0, attention_dropout=0.0), {}
+    for update in range(1, updates + 1):
+        for group in contender.torch_optimizer.param_groups:
+            group["lr"] = 1e-3 * min(1, 10 * update / updates)
+        contender.take(*made_up(setting, update))
+        contender.step(update)
+        if update % (updates // 3) == 0:
+            contender.take(*made_up(setting, updates + 1))
+            contender.forward()
+            found[update] = float(contender.sum) / int(contender.masked.sum())
+    return {"losses": found}
+
+
+def made_up(setting: Setting, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and targets; of two neighbours the second is up to three greater."""
+    generator = torch.Generator().manual_seed(number)
+    steps = torch.randint(1, 4, (setting.batch, setting.length), generator=generator)
+    steps[:, 0] = torch.randint(setting.vocab, (setting.batch,), generator=generator)
+    return masked_batch(setting, 5 + steps.cumsum(1) % (setting.vocab - 6), number)
 
 
 # ---- the command

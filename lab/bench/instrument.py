@@ -131,14 +131,3 @@ def batches(command: Callable) -> Callable:
     ):  # fmt: skip
         command = option(command)
     return command
-
-
-def dimensions(command: Callable) -> Callable:
-    """Adds the options of a model's sizes."""
-    for option in (
-        options.vocab_size(),
-        click.option("--layers", type=click.IntRange(0), default=0, help="The number of layers (default: the size's)."),
-        options.size(),
-    ):
-        command = option(command)
-    return command

@@ -16,7 +16,7 @@ from tupe.attention import Batch
 from tupe.backends import BACKENDS
 from tupe.common.options import Command, ListOf
 from tupe.common.record import command_line
-from tupe.packing import NO_PADDING
+from tupe.packing import NO_PADDING, Packing
 from tupe.token_positions import TokenPositions
 
 from .instrument import batches, compared, comparison, timed, write
@@ -43,9 +43,10 @@ class Case:
 
 def attention_case(
     path: str, batch: int, length: int, dtype: torch.dtype, device: str, dropout: float, heads: int = 12,
-    width: int = 64,
+    width: int = 64, biased: bool = True, padded: int = 0,
 ) -> Case:  # fmt: skip
-    """Attention by one path on random inputs. The bias [H, L, L] is given, as layers share it, and gets a gradient."""
+    """Attention by one path on random inputs. The bias [H, L, L] is given, as layers share it, and gets a gradient.
+    padded: tokens of padding at the end of the first sequence, whose output is 0."""
     generator = torch.Generator(device).manual_seed(0)
 
     def random(*shape, dtype=dtype):
@@ -53,13 +54,17 @@ def attention_case(
 
     qkv = [random(batch, heads, length, width) for _ in range(3)]
     bias = random(heads, length, length, dtype=torch.float32)
-    backend, whole = BACKENDS[path](), Batch(TokenPositions(length, device), dtype, heads, NO_PADDING)
+    real = torch.ones(batch, length, dtype=torch.bool, device=device)
+    real[0, length - padded :] = False
+    packing = Packing(real) if padded else NO_PADDING
+    backend, whole = BACKENDS[path](), Batch(TokenPositions(length, device), dtype, heads, packing)
 
     def call():
-        prepared = backend.prepare(bias, None, None, whole)
-        return backend.mix(*qkv, None, prepared, (2 * width) ** -0.5, dropout)[0]
+        prepared = backend.prepare(bias if biased else None, None, None, whole)
+        out = backend.mix(*qkv, None, prepared, (2 * width) ** -0.5, dropout)[0]
+        return out * real[:, None, :, None] if padded else out
 
-    return Case(call, (*qkv, bias))
+    return Case(call, (*qkv, bias) if biased else qkv)
 
 
 def cases(
@@ -93,15 +98,6 @@ def cases(
         )
 
 
-def measure(
-    paths: list[str], lengths: list[int], tokens: int, precision: str, device: str, turns: int
-) -> Iterator[dict]:
-    """A row for each way to compute each of `cases`."""
-    for what, ways in cases(paths, lengths, tokens, PRECISIONS[precision], device):
-        steps = {way: timed(device, case.forward, case.backward) for way, case in ways.items()}
-        yield from compared(steps, turns, {"setting": f"{what}, {precision}"})
-
-
 @click.command(cls=Command)
 @click.option("--paths", type=ListOf(list(BACKENDS)),
               help=f"Paths of {', '.join(BACKENDS)} (default: all for the device).")  # fmt: skip
@@ -119,5 +115,7 @@ def command(paths, lengths, tokens, precision, device, turns, output):
         raise ValueError(f"--paths {ELSEWHERE[device]}: not for {device}; valid: the others")
     about, rows = {"command": command_line(), **environment()}, []
     for kind in precision:
-        rows += measure(paths, lengths, tokens, kind, device, turns)
+        for what, ways in cases(paths, lengths, tokens, PRECISIONS[kind], device):
+            steps = {way: timed(device, case.forward, case.backward) for way, case in ways.items()}
+            rows += compared(steps, turns, {"setting": f"{what}, {kind}"})
     click.echo(write(output, about, rows, COLUMNS))

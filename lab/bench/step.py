@@ -7,18 +7,20 @@ L sequence length, N layers.
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: keeps fairseq's import quiet)
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict
 
 import click
 import numpy as np
 import torch
 
+from tupe.common import options
 from tupe.common.active import is_out_of_memory, reason
 from tupe.common.options import Command, ListOf
 from tupe.common.record import command_line
 
 from .contenders import CONTENDERS, PEAK_SIZE, Contender, Setting, flops_per_token, matrix_peak, settings
-from .instrument import batches, compared, comparison, dimensions, write
+from .instrument import batches, compared, comparison, write
 from .machine import Level, environment
 
 COLUMNS = {
@@ -38,8 +40,10 @@ Times are medians over turns. MiB: the most that a contender's tensors take at o
 moments included. The peak is the fastest square product of size 2048 (on a GPU 8192), three in every turn."""
 
 
-def measure(names: list[str], setting: Setting, turns: int) -> list[dict]:
-    """A row per contender, but for those that run out of memory.
+def measure(
+    names: list[str], setting: Setting, turns: int, make: Callable[[str, Setting], Contender] | None = None
+) -> list[dict]:
+    """A row per contender, but for those that run out of memory. make: in place of `Contender`.
 
     Raises ValueError for contenders that cannot be built, and if none fits.
     """
@@ -47,7 +51,7 @@ def measure(names: list[str], setting: Setting, turns: int) -> list[dict]:
     for name in names:
         contender = kept = None  # the memory of one that did not fit is free again
         try:
-            contender = Contender(name, setting)
+            contender = (make or Contender)(name, setting)
             contender.step(0)  # not in a mode, in which nothing would ever be compiled
             kept = contender.kept()
             peak = peak_of(contender, kept, setting.device)
@@ -94,7 +98,9 @@ def quantities(row: dict, peak: dict, setting: Setting) -> dict:
 @click.command(cls=Command)
 @click.option("--models", type=ListOf(CONTENDERS), default="tupe_r,tupe_a,bert_a,nopos,fairseq,hf", show_default=True,
               help=f"Models of {', '.join(CONTENDERS)}.")  # fmt: skip
-@dimensions
+@options.size()
+@click.option("--layers", type=click.IntRange(0), default=0, help="The number of layers (default: those of the size).")
+@options.vocab_size()
 @batches
 @comparison
 def command(models, size, layers, vocab_size, lengths, tokens, precision, device, turns, output):

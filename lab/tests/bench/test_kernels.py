@@ -20,6 +20,19 @@ def test_cases_of_the_benchmark_agree():
         torch.testing.assert_close(out, outs["plain"], rtol=1e-4, atol=1e-5)
 
 
+def test_padding_and_no_bias():
+    """Padded tokens have no output and no gradients; without a bias none is added."""
+    for name in ("plain", "sdpa"):
+        case = bench_kernels.attention_case(name, 2, 9, torch.float32, "cpu", 0.0, heads=2, width=8, padded=4)
+        case.forward()
+        gradients = torch.autograd.grad(case.out.sum(), case.inputs)
+        assert all((x[0, :, 5:] == 0).all() and (x[1] != 0).any() for x in (case.out, *gradients[:3])), name
+        case = bench_kernels.attention_case(name, 2, 9, torch.float32, "cpu", 0.0, heads=2, width=8, biased=False)
+        q, k, v = case.inputs
+        case.forward()
+        torch.testing.assert_close(case.out, (q @ k.transpose(2, 3) / 4).softmax(-1) @ v)
+
+
 def test_what_is_compared_is_one_function():
     """Of products and dropout: the same shapes, and without dropout's zeros the same numbers, forward and backward."""
     for what, ways in bench_kernels.cases(["plain"], [8], 16, torch.float32, "cpu"):

@@ -8,7 +8,7 @@ import torch
 from click.testing import CliRunner
 
 from lab.bench import contenders
-from lab.bench import costs as cost
+from lab.bench import schemes as cost
 from tupe import windows
 from tupe.positions import PositionScheme
 from tupe.schemes import SCHEMES
@@ -99,6 +99,7 @@ def test_command(tmp_path):
     assert [row["contender"] for row in rows] == 2 * names
     assert "| tiny, N = 2, B = 2, L = 16, float32 | nopos | 0 | 0.0 | 0.0 | " in result.stdout
     assert rows[1]["parameters"] == 16 * 128 and "| shaw | 8,256 | " in result.stdout
+    assert len(out.with_suffix(".png").read_bytes()) > 1000
     result = CliRunner().invoke(cost.command, ["--lengths=0", *words[:2], *words[3:]])
     assert result.exit_code == 2 and "0 is too small; valid: 1 or more" in result.output
     result = CliRunner().invoke(cost.command, [*words, "--positions=tupe_x"])

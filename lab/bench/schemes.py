@@ -10,13 +10,17 @@ B batch, L sequence length, N layers.
 from functools import partial
 
 import click
+import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tupe.backends import BACKENDS
+from tupe.common import options
 from tupe.common.architectures import ARCHITECTURES
 from tupe.common.options import Command, ListOf
+from tupe.common.plotting import COLOURS, curves, save
 from tupe.common.record import command_line
 from tupe.encoder import BLOCKS, Encoder, init_bert
 from tupe.plugin.optim import AdamW
@@ -24,7 +28,7 @@ from tupe.positions import Dims, Positions, overrides
 from tupe.schemes import SCHEMES
 
 from .contenders import Contender, Setting, settings
-from .instrument import batches, compared, comparison, dimensions, write
+from .instrument import batches, compared, comparison, ratios, write
 from .machine import environment
 
 SUMS = ["shaw+shaw_values"]  # combinations that no architecture has
@@ -133,9 +137,34 @@ def measure(encodings: dict, setting: Setting, turns: int) -> list[dict]:
     return rows
 
 
+def draw(rows: list[dict]) -> Figure:
+    """The time of a step beside `nopos`, a panel per setting: median and range over turns, sorted by the medians in the
+    last one."""
+    of_setting = {}  # {setting: {encoding: ratio of each turn}}
+    for row in rows:
+        if row["setting"] not in of_setting:
+            nopos = row
+        of_setting.setdefault(row["setting"], {})[row["contender"]] = ratios(row, nopos)
+    *_, last = of_setting.values()
+    order = sorted(last, key=lambda name: np.median(last[name]))
+    figure, axes = curves(len(of_setting), width=3.0, height=5.6, sharex=True, sharey=True)
+    for axis, (setting, within) in zip(axes, of_setting.items(), strict=True):
+        for line, name in enumerate(order):
+            values, colour = within[name], COLOURS[0 if name in ("nopos", CONTROL) else 1]
+            axis.plot([min(values), max(values)], [line, line], color=colour, linewidth=1.2)
+            axis.plot(np.median(values), line, marker="o", color=colour, markersize=4)
+        axis.axvline(1, color=COLOURS[0], linewidth=0.6)
+        axis.set_title(setting, fontsize=7)
+        axis.set_xlabel("time of a step / nopos")
+    axes[0].set_yticks(range(len(order)), order, fontsize=7)
+    return figure
+
+
 @click.command(cls=Command)
 @click.option("--positions", type=ListOf(), help="Schemes joined by '+', or architectures (default: all).")
-@dimensions
+@options.size()
+@click.option("--layers", type=click.IntRange(0), default=0, help="The number of layers (default: those of the size).")
+@options.vocab_size()
 @batches
 @comparison
 def command(positions, size, layers, vocab_size, lengths, tokens, precision, device, turns, output):
@@ -145,10 +174,12 @@ def command(positions, size, layers, vocab_size, lengths, tokens, precision, dev
     python -m lab bench schemes --lengths 128,512,1024 --tokens 1024 --output schemes        every encoding
     python -m lab bench schemes --positions bert_a,tupe_a,tupe_r --output target
 
-    Step times need a machine that is otherwise idle. Results are written after every length.
+    Step times need a machine that is otherwise idle. Results are written after every length, with a figure,
+    OUTPUT.png.
     """
     about, encodings, rows = {"command": command_line(), **environment()}, cases(positions), []
     for setting in settings(Setting(size, layers, vocab=vocab_size, device=device), lengths, tokens, precision):
         rows += measure(encodings, setting, turns)
         page = write(output, about, rows, COLUMNS)
+        save(draw(rows), f"{output}.png")
     click.echo(page)
