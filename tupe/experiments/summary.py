@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import pearsonr
 
-from ..checkpoints.trained import read_model, updates_of
+from ..checkpoints.gate import read_checkpoint
+from ..checkpoints.trained import updates_of
 from ..common import record
 from ..common.architectures import split_size
 from ..data.glue import TASKS, score
@@ -230,10 +231,10 @@ def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict
             scores = about.scores if about else []
             loss, folder = (scores[-1]["loss"] if scores else None), str(data or model.checkpoint)
         else:
-            trained = read_model(model.checkpoint, mmap=True)
-            if not trained.cfg["criterion"]["_name"].startswith("masked_lm"):
+            state = read_checkpoint(model.checkpoint, mmap=True)
+            if not state["cfg"]["criterion"]["_name"].startswith("masked_lm"):
                 continue
-            folder, loss = str(data or trained.task["data"]), trained.extra.get("val_loss")
+            folder, loss = str(data or state["cfg"]["task"]["data"]), state["extra_state"].get("val_loss")
         if loss is None:
             raise ValueError(f"{model.checkpoint} holds no validation loss")
         if folder not in entropies:
