@@ -290,7 +290,7 @@ RECORDS = {
 
 def kind_of(name: str) -> str | None:
     """The name from RECORDS of a file's kind, None if it has no fields."""
-    suffix = uncompressed(name).rpartition(".")[2]
+    suffix = os.path.splitext(uncompressed(name))[1].removeprefix(".")
     kind = "jsonl" if suffix in ("ndjson", "json") else suffix
     return kind if kind in RECORDS else None
 
