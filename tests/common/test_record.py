@@ -191,3 +191,18 @@ def test_the_commit_is_that_of_this_source_alone(tmp_path, monkeypatch):
     (tmp_path / "lib" / "record.py").touch()
     monkeypatch.setattr(record, "__file__", str(tmp_path / "lib" / "record.py"))
     assert git_commit() is None
+
+
+def test_an_update_may_be_divided_otherwise():
+    """As many sequences are the same run; more of them, or batches of so many tokens, are another."""
+
+    def differs(there, here, **more):
+        configs = ({**dict(zip(names, pair, strict=True)), **more} for pair in (there, here))
+        one, two = (Record("masked_lm", config=config) for config in configs)
+        return set(two.differences(one))
+
+    names = ["dataset.batch_size", "optimization.update_freq"]
+    assert differs((16, [8]), (32, [4])) == differs((16, [2, 4]), (8, [4, 8])) == set()
+    assert differs((16, [8]), (32, [8])) == {names[0]} and differs((16, [2, 4]), (8, [4, 4])) == set(names)
+    assert differs((16, [8]), (32, [4]), **{"dataset.max_tokens": 99}) == set(names)
+    assert differs((None, [8]), (None, [4])) == {names[1]}

@@ -162,9 +162,10 @@ def test_other_batches_go_on_at_the_same_place(data, full_run, tmp_path):
     count = len(Blocks(data / "train", 24, read_symbols(data)))
     expected = [Epoch(count, 1, 2, 1)[number] for number in (8, 9)]
     assert [[(1, i) for i in batch["id"].tolist()] for batch in seen] == expected
+    more = [restore, "--tokens-per-sample=20", "--max-positions=24", "--num-workers=0"]
     with pytest.raises(ValueError, match="the position in the data is lost"):
-        train(pretrain_arguments(data, tmp_path / "other", restore, "--tokens-per-sample=20", "--num-workers=0"))
-    more = [restore, "--tokens-per-sample=20", "--reset-dataloader", "--max-update=5", "--num-workers=0"]
+        train(pretrain_arguments(data, tmp_path / "other", *more))
+    more += ["--reset-dataloader", "--max-update=5"]
     assert len(train(pretrain_arguments(data, tmp_path / "anew", *more))) == 1
 
 

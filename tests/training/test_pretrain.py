@@ -509,7 +509,7 @@ def test_a_run_goes_on_with_other_processes_and_batches(data, tmp_path):
     words, whole, parts = [*NO_DROPOUT, "--total-num-update=14"], tmp_path / "whole", tmp_path / "parts"
     assert ended(begin(data, whole, *words)) == 0
     assert ended(begin(data, parts, *words, "--max-update=5", "--micro-batch-size=1")) == 0
-    two = begin_two(data, parts, *words, "--max-update=9", "--micro-batch-size=2")
+    two = begin_two(data, parts, *words, "--max-update=9", "--batch-size=2", "--update-freq=1")
     assert [ended(process) for process in two] == [0, 0]
     assert ended(begin(data, parts, *words, "--micro-batch-size=2")) == 0
     assert len(logged(parts)) == 14

@@ -194,9 +194,10 @@ BATCH = {"dataset.batch_size", "optimization.update_freq"}  # the second times t
 
 
 def sequences_of(config: dict) -> list:
-    """Numbers of sequences, or of batches of `max_tokens`, in an update (of one epoch each, if they differ)."""
+    """Numbers of sequences in an update (of one epoch each, if they differ); where `max_tokens` or nothing limits a
+    batch, what tells its numbers apart."""
     size, steps = config.get("dataset.batch_size"), config.get("optimization.update_freq") or [1]
-    return [size * each for each in steps] if size else steps
+    return [size, steps] if config.get("dataset.max_tokens") or not size else [size * each for each in steps]
 
 
 def another(folder: str | Path, differences: dict, defaults: dict | None = None) -> str:
