@@ -131,7 +131,7 @@ def test_a_signal_stops_at_a_whole_update_and_the_run_resumes_exactly(small, lea
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--position=rope"], "--position is not known to --engine transformers"),
+        (["--position=rope"], "unknown option --position"),
         (["--max-update=3"], "--max-update is not known to --engine transformers"),
         (["--max-epoch=0"], "training would have no end"),
         (["--task=RTE"], "has no RTE; prepared there: CoLA"),

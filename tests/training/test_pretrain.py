@@ -305,7 +305,8 @@ def test_nothing_of_a_checkpoint_is_run(data, tmp_path):
     path = newest(folder)[1]
     torch.save(Poison(tmp_path / "ran"), path / "optimizer.pt")
     (path / SUMS).unlink()
-    assert "optimizer.pt refused: " in refused(data, folder, "--max-update=3")
+    assert ended(begin(data, folder, "--max-update=3", log=tmp_path / "log")) == REFUSED
+    assert "optimizer.pt refused: " in (tmp_path / "log").read_text().splitlines()[-1]
     assert not (tmp_path / "ran").exists()
 
 
@@ -595,8 +596,8 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
     "words, message",
     [
         (["--lr-shrink=0.5"], "unknown option --lr-shrink"),
-        (["--stop-at-jump=2"], "task.stop_at_jump is not known to --engine transformers"),
-        (["--recipe=pretrain_electra"], "an ELECTRA, which only --engine fairseq does"),
+        (["--stop-at-jump=2"], "--stop-at-jump is not known to --engine transformers"),
+        (["--recipe=pretrain_electra"], "is no ELECTRA; valid with --criterion electra"),
         (["--arch=electra_tupe_r_tiny"], "an ELECTRA, which only --engine fairseq does"),
         (["--optimizer=sgd"], "optimizer._name=sgd: valid with --engine transformers: adam, adamw_fused"),
         (["--long-sentences=skip"], "long_sentences=skip: valid with --engine transformers: cut"),
