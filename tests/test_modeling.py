@@ -4,6 +4,7 @@ import copy
 import itertools
 import threading
 
+import numpy as np
 import pytest
 import torch
 from helpers import Waits
@@ -507,3 +508,23 @@ def test_a_forward_pass_waits_for_a_gpu_once(ids, masked):
     with Waits() as waits:
         found = model(ids, attention_mask=mask).logits
     assert torch.equal(found, expected) and not waits.operations
+
+
+def test_an_accumulated_loss_is_a_mean_over_masked_tokens(tmp_path):
+    """One update of transformers' Trainer has one loss and one gradient, however its batch is split."""
+    rows, rng = [], np.random.default_rng(1)
+    for masked in (1, 2, 7, 9):  # a mean of the means of batches would depend on the split
+        ids = rng.integers(4, 40, size=12)
+        rows.append({"input_ids": ids, "labels": np.where(np.arange(12) < masked, ids, -100)})
+    found = []
+    for size in (1, 2, 4):
+        torch.manual_seed(1)
+        model = TupeForMaskedLM(config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), per_device_train_batch_size=size, gradient_accumulation_steps=4 // size, max_steps=1,
+            learning_rate=0.0, report_to=[], use_cpu=True, logging_steps=1, save_strategy="no", max_grad_norm=1e9,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+        trainer.train()
+        found.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4)

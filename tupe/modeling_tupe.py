@@ -93,10 +93,13 @@ def shifted(x: Tensor, by: Tensor) -> Tensor:
     return x[torch.arange(x.size(0), device=x.device)[:, None], columns]
 
 
-def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:
-    """Over the labels that are not ignored; 0, not NaN, which would destroy the model, if all are."""
+def mean_cross_entropy(
+    logits: Tensor, labels: Tensor, ignored: int = -100, count: Tensor | int | None = None
+) -> Tensor:  # fmt: skip
+    """Over the labels that are not ignored; 0, not NaN, which would destroy the model, if all are. count: how many there
+    are in all batches of an update, if this is one of several."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
-    return total / labels.ne(ignored).sum().clamp(min=1)
+    return total / (labels.ne(ignored).sum().clamp(min=1) if count is None else count)
 
 
 def shifted_back(x: Tensor, by: Tensor) -> Tensor:
@@ -277,9 +280,12 @@ TIED = {"decoder.weight": "tupe.encoder.tokens.weight"}  # transformers 4 takes 
 
 
 class TupeForMaskedLM(TupeWithHead):
-    """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy."""
+    """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy. num_items_in_batch: the number of
+    labels in all batches of an update, which transformers' Trainer knows: the update is a mean over them, however it is
+    split."""
 
     output_class = MaskedLMOutput
+    accepts_loss_kwargs = True
     _auto_class = "AutoModelForMaskedLM"
     _tied_weights_keys = TIED if IS_5 else list(TIED)
 
@@ -308,6 +314,7 @@ class TupeForMaskedLM(TupeWithHead):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **options: Any,
     ) -> MaskedLMOutput | tuple[Any, ...]:
         if hasattr(self.get_input_embeddings(), "merge"):  # peft itself warns of two names of modules, not ours
@@ -315,7 +322,9 @@ class TupeForMaskedLM(TupeWithHead):
             warnings.warn(f"tie_word_embeddings=True: {what}", stacklevel=2)
         out = self.features(input_ids, attention_mask, options)
         logits = self.decoder(*self.lm_head(out.last_hidden_state))
-        loss = None if labels is None else mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
+        loss = None
+        if labels is not None:
+            loss = mean_cross_entropy(logits.flatten(0, 1), labels.flatten(), count=num_items_in_batch)
         return self.pack(return_dict, out, loss=loss, logits=logits)
 
 
