@@ -308,7 +308,7 @@ def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
         assert saved["position"] == "absolute+own_second+own_shift:slope:0.5"
         assert saved["position_file"] == f"{own}:{second}"
         where = (tmp_path / "run", "checkpoint_last.pt", data)
-        with pytest.raises(ValueError, match="unknown position scheme 'own_shift'.*own.py, .*second.py was not run"):
+        with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py, .*second.py was not run"):
             TupeModel.from_pretrained(*where)
         with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py registered own_shift "):
             TupeModel.from_pretrained(*where, position_file=own)
