@@ -42,6 +42,7 @@ PRETRAIN, FINETUNE = "pretrain --recipe=pretrain_small", "finetune --task=RTE --
 MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + " --data={}/data --max-updat=5": "unknown option --max-updat; did you mean '--max-update'?",
     PRETRAIN + " --data={}/data --arhc tupe_r": "unknown option --arhc; did you mean '--arch'?",
+    PRETRAIN + " --data={}/data --fp61": "unknown option --fp61; did you mean '--fp16'?",
     PRETRAIN + " --data={}/none": "data folder not found: {}/none",
     PRETRAIN + " --data={}/raw": "`tupe prepare corpus` makes one of raw text",
     PRETRAIN + " --data={}/data --arch=tupe_rr": "--arch: unknown value 'tupe_rr'; did you mean 'tupe_r'?",

@@ -165,7 +165,10 @@ def read(
     overrides, options, presets, taken_out = {}, {}, {}, []
     for name, value in config.split_words(words):
         if name.startswith("--"):
-            options[_option(name, command, own).place] = _of_option(name, value)
+            known = _option(name, command, own)
+            if value is None and known.kind is not bool:
+                raise ValueError(f"{name}: expected one argument")
+            options[known.place] = True if value is None else value
         elif value is None:
             taken_out.append(name[1:])
         elif "." in name:  # given twice, the last counts, as in Hydra
@@ -215,12 +218,6 @@ def _option(name, command, own):
         near = did_you_mean(name, valid, own)
         raise ValueError(f"unknown option {name}{near} (settings of fairseq's own: SECTION.KEY=VALUE)")
     return known
-
-
-def _of_option(name, value):
-    if value is None and config.named(name).kind is not bool:
-        raise ValueError(f"{name}: expected one argument")
-    return True if value is None else value
 
 
 def _checked(values, place, more=()):
