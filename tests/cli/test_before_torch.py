@@ -43,6 +43,7 @@ MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + " --data={}/data --max-updat=5": "unknown option --max-updat; did you mean '--max-update'?",
     PRETRAIN + " --data={}/data --arhc tupe_r": "unknown option --arhc; did you mean '--arch'?",
     PRETRAIN + " --data={}/data --fp61": "unknown option --fp61; did you mean '--fp16'?",
+    PRETRAIN + " --data={}/data --learning-rate 1e-4": "unknown option --learning-rate; did you mean '--lr'?",
     PRETRAIN + " --data={}/none": "data folder not found: {}/none",
     PRETRAIN + " --data={}/raw": "`tupe prepare corpus` makes one of raw text",
     PRETRAIN + " --data={}/data --arch=tupe_rr": "--arch: unknown value 'tupe_rr'; did you mean 'tupe_r'?",

@@ -93,7 +93,7 @@ def launcher(function: Callable) -> Callable:
 
 
 engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="What "
-                      "trains: fairseq, or the Trainer of transformers, which needs no fairseq.")  # fmt: skip
+                      "trains: fairseq, or a loop in plain PyTorch that writes transformers' folders.")  # fmt: skip
 
 
 @click.command(cls=Train, recipes=("pretrain", "pretrain_small"))

@@ -211,11 +211,20 @@ def read(
     return settings
 
 
+ELSEWHERE = {  # options of other programs -> ours
+    "learning_rate": "lr", "epochs": "max_epoch", "num_train_epochs": "max_epoch", "steps": "max_update",
+    "max_steps": "max_update", "updates": "max_update", "warmup_steps": "warmup_updates", "model": "arch",
+    "gradient_accumulation_steps": "update_freq", "per_device_train_batch_size": "batch_size",
+}  # fmt: skip
+
+
 def _option(name, command, own):
     known = config.named(name)
     if known is None or command not in known.of:
         valid = [*own, *(each.flag for each in OPTIONS.values() if command in each.of)]
         near = did_you_mean(name, valid, own)
+        if (ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_"))) and command in OPTIONS[ours].of:
+            near = f"; did you mean {OPTIONS[ours].flag!r}?"
         raise ValueError(f"unknown option {name}{near} (settings of fairseq's own: SECTION.KEY=VALUE)")
     return known
 
