@@ -149,7 +149,7 @@ def test_regression(fine_tuned):
     last = read(folder).scores[-1]
     rows = np.array(table(folder / "predictions" / "valid_last.tsv"), dtype=float)
     assert set(rows[:, 2]) == {0.0, 2.5, 5.0}
-    assert last["pearson"] == pytest.approx(100 * np.corrcoef(rows[:, 1], rows[:, 2])[0, 1], abs=1e-6)
+    assert last["pearson"] == pytest.approx(100 * np.corrcoef(rows[:, 1], rows[:, 2])[0, 1], abs=1e-4)
     assert last["loss"] == pytest.approx((((rows[:, 1] - rows[:, 2]) / 5) ** 2).mean(), rel=1e-5)
     assert "spearman" in last and "accuracy" not in last
 
