@@ -96,8 +96,8 @@ def shifted(x: Tensor, by: Tensor) -> Tensor:
 def mean_cross_entropy(
     logits: Tensor, labels: Tensor, ignored: int = -100, count: Tensor | int | None = None
 ) -> Tensor:  # fmt: skip
-    """Over the labels that are not ignored; 0, not NaN, which would destroy the model, if all are. count: how many there
-    are in all batches of an update, if this is one of several."""
+    """Over the labels that are not ignored; 0, not NaN, which would destroy the model, if all are. count: how many
+    there are in all batches of an update, if this is one of several."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
     return total / (labels.ne(ignored).sum().clamp(min=1) if count is None else count)
 
