@@ -1,10 +1,13 @@
 """The record of a run: what it says, states of a folder, locks, atomic writes."""
 
+import functools
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from helpers import ended, fork
 
 from tupe.common import record
 from tupe.common.record import Record, clear_failure, git_commit, note_failure, read, state_of, write_together
@@ -178,6 +181,26 @@ def test_files_written_together_replace_none(tmp_path):
     with pytest.raises(OSError, match="full"):
         write_together(tmp_path, {"same": "theirs", "new": b"ours", "more": fail})
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "dict.txt", "same"}
+
+
+def test_of_two_that_write_one_folder_at_once_one_wins(tmp_path):
+    """And what one left that was killed is deleted."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.7.partial").touch()
+
+    def write(path, content):
+        time.sleep(0.3)
+        path.write_text(content)
+
+    def start(content):
+        files = {"config.json": content, "model": functools.partial(write, content=content)}
+        return fork(lambda: write_together(tmp_path / "out", files), "tupe")
+
+    processes = [start(content) for content in ("first", "second")]
+    assert sorted(ended(process) == 0 for process in processes) == [False, True]
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+    (content,) = {path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert content in ("first", "second")
 
 
 def test_the_commit_is_that_of_this_source_alone(tmp_path, monkeypatch):

@@ -395,8 +395,18 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
 def write_together(folder: str | Path, files: dict[str, str | bytes | Callable]) -> None:
     """Write all of these files, {name: content}, into a folder, or none. A content may be a function that writes the
     file of a given path whole or not at all. Files that are there stay: raises ValueError, before anything is written,
-    unless they have the same content. Raises OSError with the file's name."""
-    folder, written = Path(folder), []
+    unless they have the same content. What a process left that was killed meanwhile is deleted, and of two at once the
+    second waits. Raises OSError with the file's name."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with alone(folder.parent / f".{folder.name}.lock"):
+        for path in folder.glob("*.partial"):
+            path.unlink()
+        _write_together(folder, files)
+
+
+def _write_together(folder, files):
+    written = []
     there = {name for name in files if (folder / name).exists()}
     if other := [name for name in files if name in there and not _holds(folder / name, files[name])]:
         verb, them = ("exists", "it") if len(other) == 1 else ("exist", "them")
@@ -485,6 +495,21 @@ def is_locked(folder: str | Path) -> bool:
         except BlockingIOError:
             return True
     return False
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Inside, no other process is inside with the same lock file, which is deleted at the end."""
+    while True:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
+                continue  # who had it deleted it: another one may be there
+            try:
+                yield
+            finally:
+                path.unlink()
+            return
 
 
 @contextmanager

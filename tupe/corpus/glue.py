@@ -11,7 +11,7 @@ import click
 
 from ..common import options
 from ..common.options import shorten, shorten_list
-from ..common.prepared import check_name, check_replaced, encoding, worker
+from ..common.prepared import check_name, check_replaced, encoding, tasks_in, worker
 from ..common.record import naming, write_atomically
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import write_split
@@ -114,14 +114,17 @@ def prepare(
 
     source: folder with one folder per task. vocabulary: folder of the pre-training data, for its encoder. output:
     gets one folder per task (input0/, input1/, label/) and the encoder's files. tasks: names; if empty, all tasks that
-    `source` has. workers: see `prepared.encoding`. Yields (task, manifest). Raises ValueError for bad input, before
-    anything is written, and if a task's folder exists already; further as `prepared.encoding`.
+    `source` has, but for those that are prepared there, unless they are to be overwritten. workers: see
+    `prepared.encoding`. Yields (task, manifest). Raises ValueError for bad input, before anything is written, and if
+    the folder of a task that is named exists already; further as `prepared.encoding`.
     """
     check_name(output)
     source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
     names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
     if not names:
         raise ValueError(f"{source} has none of the folders {', '.join(TASKS)}")
+    if not tasks and not overwrite:
+        names = [name for name in names if name not in tasks_in(output)]
     for name in names:
         if not (source / name).is_dir():
             raise ValueError(f"{source} has no folder {name}")
@@ -215,6 +218,8 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
 @click.option("--overwrite", is_flag=True, help="Replace tasks that were prepared before.")
 def command(glue, data, output, tasks, jobs, overwrite):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
+    if (there := tasks_in(output)) and not tasks and not overwrite:
+        click.echo(f"prepared already: {', '.join(there)} (--overwrite makes them anew)")
     for task, manifest in prepare(glue, data, output, tasks or (), jobs, overwrite):
         describe(task, manifest)
 
