@@ -6,7 +6,10 @@ from typing import Any
 from fairseq.data import FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
 
-REMEDY = "resume with the old settings, or begin again at epoch 1 of the data with --reset-dataloader"
+REMEDY = (
+    "resume with the old settings, or begin again at epoch 1 of the data with --reset-dataloader (of `tupe`: "
+    "checkpoint.reset_dataloader=true)"
+)
 
 
 class Items(FairseqDataset):

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from fairseq.data.iterators import EpochBatchIterator
 
+from .ordered import REMEDY
+
 logger = logging.getLogger(__name__)
 
 # fairseq stores the position in an epoch as a number of batches *per process*. With another number of processes,
@@ -21,18 +23,16 @@ def position_in_epoch(state: dict, num_shards: int, num_batches: int, grouped_sh
     position, old_shards, old_batches = state["iterations_in_epoch"], state["num_shards"], state["num_batches"]
     if position == 0 or (old_shards, old_batches) == (num_shards, num_batches):
         return position
-    remedy = "resume with the old settings, or begin again at epoch 1 of the data with --reset-dataloader"
-    remedy += " (of `tupe`: checkpoint.reset_dataloader=true)"
     if old_batches != num_batches:
         raise ValueError(
             f"the checkpoint was written in the middle of an epoch of {old_batches} batches, now an epoch has "
-            f"{num_batches} (other batch size, sequence length or data), so the position in the data is lost: {remedy}"
+            f"{num_batches} (other batch size, sequence length or data), so the position in the data is lost: {REMEDY}"
         )
     consumed = position * old_shards  # the processes take turns on one list of batches
     if grouped_shuffling or consumed % num_shards:
         raise ValueError(
             f"the checkpoint was written by {old_shards} processes after {consumed} batches of an epoch; "
-            f"{num_shards} processes cannot continue exactly there: {remedy}"
+            f"{num_shards} processes cannot continue exactly there: {REMEDY}"
         )
     logger.warning(
         f"resuming on {num_shards} processes a run of {old_shards}, after the same {consumed} batches of the epoch; "
