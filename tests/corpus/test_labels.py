@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from helpers import ENGLISH_WORDS, ended, fork_tupe, table
 
 from tupe.cli import main
-from tupe.common import glue
 from tupe.common.record import Record, read
+from tupe.data import glue
 from tupe.data.glue import FIRST_LABEL, TASKS, check_glue, read_targets, task_of
-from tupe.data.splits import Split
+from tupe.data.splits import Split, read_symbols
 
 CLASSES = ("none", "one", "two or more")  # of the cats
 
@@ -360,9 +360,15 @@ def test_numbers_of_another_range_are_refused(vocabulary, tmp_path):
         )
         assert done.exit_code == 0, done.output
     theirs, message = task_of(tmp_path / "model" / "often").plain(), "often: the range is -1 to 4 in "
-    (tmp_path / "run").mkdir()
+    pytest.importorskip("transformers")
+    from tupe.configuration_tupe import TupeConfig
+    from tupe.modeling_tupe import TupeForSequenceClassification
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = TupeConfig(vocab_size=len(read_symbols(vocabulary)), id2label={0: "score"}, **sizes)
+    TupeForSequenceClassification(config).save_pretrained(tmp_path / "run")
+    shutil.copy(vocabulary / "dict.txt", tmp_path / "run")
     Record(task="often", layout=theirs).save(tmp_path / "run")
-    (tmp_path / "run" / "config.json").write_text('{"model_type": "tupe", "id2label": {"0": "score"}}')
     words = ["--data", tmp_path / "data", "--output", tmp_path / "out"]
     done = run("predict", f"often={tmp_path / 'run'}", *words)
     assert done.exit_code == 2 and f"{message}{tmp_path / 'run'}, -10 to 40 in the data" in done.output
