@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from helpers import line_of  # noqa: E402  isort: skip
 
-from tupe import backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
+from tupe import attention, backend_sdpa, encoder, packing, token_positions, windows  # noqa: E402
 from tupe.common.architectures import OTHER_BLOCKS, preset  # noqa: E402
 from tupe.common.options import CONFIGS  # noqa: E402
 from tupe.encoder import Encoder, LMHead  # noqa: E402
@@ -166,7 +166,7 @@ def cases():
     for places in ("random", "shifted"):
         yield f"places {places}", {**tupe_r, "places": places}, "fp16", 40, True
     yield "checkpointed", {**tupe_r, "checkpoint_activations": True}, "fp16", 40, True
-    for normaliser in encoder.NORMALISERS:
+    for normaliser in attention.NORMALISERS:
         precision = "bf16" if normaliser == "exp" else "fp16"
         yield f"normaliser {normaliser}", {"position": "rope", "normaliser": normaliser}, precision, 40, True
     for cls in CLS[:2]:

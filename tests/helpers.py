@@ -357,6 +357,7 @@ def fork(main, *argv, anew=False, **environment):
     """
 
     def target():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
         # The threads of this process are not in the other, which would wait for them; without the variable accelerate
         # asks for some.
         os.environ.update({"OMP_NUM_THREADS": "1"} | environment)

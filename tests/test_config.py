@@ -52,7 +52,7 @@ def test_an_option_is_in_the_help_in_the_record_and_in_both_engines(option, reco
     if PRETRAIN in option.of and PRETRAIN not in option.transformers:
         value = {bool: "true", str: "x"}.get(option.kind, str(option.range and option.range[1]))
         if option.name != "warmup_ratio":
-            with pytest.raises(ValueError, match=f"^{option.place} is not known to --engine transformers"):
+            with pytest.raises(ValueError, match=f"^{option.flag} is not known to --engine transformers"):
                 settle(read("pretrain", [f"{option.place}={value}"]))
 
 

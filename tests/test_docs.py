@@ -48,7 +48,7 @@ def test_a_command_parses(program, words):
     values = {key: value for key, value in values.items() if isinstance(value, str | bool | list | tuple)}
     for parameter in command.params:
         value = values.get(parameter.name)
-        assert value or not parameter.required or "..." in words, f"{parameter.name} is missing"
+        assert value or not parameter.required or {"...", "--help"} & {*words}, f"{parameter.name} is missing"
         if isinstance(value, str) and "$" not in value and not isinstance(parameter.type, click.Path):
             parameter.type.convert(value, parameter, context)
     # What is left is for the training, and in a sweep also for the recipe's command.

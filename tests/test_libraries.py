@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[1]
 IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
 HEADS = ["MaskedLM", "SequenceClassification", "QuestionAnswering", "TokenClassification", "MultipleChoice"]
-NOT_CODE = {"__init__", "__main__", "hf"}
+NOT_CODE = {"__init__", "__main__", "hf", "config"}
 REVIEWS = ["a good film .", "a bad film that nobody liked .", "she looked out of the window .", "they sang ."]
 
 

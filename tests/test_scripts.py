@@ -430,7 +430,7 @@ def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, caplog, l
     for arch, parameters in {"bert_a": 1_230_000, "tupe_r": 1_340_000}.items():
         folder = tmp_path / "models" / "presets" / f"{arch}_tiny" / arch
         folder.mkdir(parents=True)
-        state = {**least_checkpoint(), "model": {"weight": torch.zeros(parameters)}}
+        state = {**least_checkpoint(), "model": {"encoder.tokens.weight": torch.zeros(parameters)}}
         torch.save(state, folder / "checkpoint_last.pt")
         (tmp_path / "order").mkdir(exist_ok=True)
         (tmp_path / "order" / f"{arch}.json").write_text(json.dumps({"order": {"accuracy": 0.625}}))

@@ -142,9 +142,6 @@ class Training:
         0.0, "task", "End if the loss is this far above its lowest.", (0.0, 1e6), transformers=(), record=CHANGES
     )
     glue_task: str = option("", "task", "The task: --task.", of=(FINETUNE,), record=APART)
-    group_by_length: bool = option(
-        False, "task", "Examples of about one length share a batch.", of=(FINETUNE,), transformers=()
-    )
     criterion: str = option("masked_lm", "criterion", "The loss.", key="_name")
     discriminator_weight: float = option(
         50.0, "criterion", "The weight of ELECTRA's discriminator.", (0.0, 1e6), of=(PRETRAIN,), transformers=()

@@ -12,8 +12,9 @@ from .backend_sdpa import Sdpa  # noqa: F401
 from .backend_triton import Triton  # noqa: F401
 from .backends import BACKENDS  # noqa: F401
 from .cpu import Linear  # noqa: F401
-from .encoder import ModelConfig, names_in
+from .encoder import Encoder  # noqa: F401
 from .losses import lm_loss  # noqa: F401
+from .model_config import ModelConfig, names_in
 from .names import cls_beside
 from .packing import Packing  # noqa: F401
 from .positions import Positions  # noqa: F401

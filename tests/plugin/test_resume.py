@@ -278,7 +278,7 @@ def test_all_shards_of_a_checkpoint_are_needed(full_run, tmp_path):
     assert load(tmp_path / "checkpoint_last-shard0.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 
-@pytest.mark.parametrize("option", ["restore-file", "continue-once"])
+@pytest.mark.parametrize("option", ["restore-file"])
 def test_a_checkpoint_to_restore_that_is_missing_is_refused(option, data, tmp_path):
     words = [f"--data={data}", f"--output={tmp_path / 'run'}", f"--{option}={tmp_path}/none.pt", "--gpus=0"]
     result = CliRunner().invoke(pretrain, words)

@@ -37,8 +37,7 @@ PARTS = {  # what a checkpoint chooses by name, and fairseq then builds: ours, a
     "task": {
         "masked_lm": MASKED_LM, "tupe_masked_lm": PRETRAINING, "continued_lm": PRETRAINING,
         "glue": {
-            **OURS, "group_by_length": bool, "seed": int, "batch_size": int, "data": str, "glue_task": str,
-            "classification_head_name": str,
+            **OURS, "seed": int, "data": str, "glue_task": str, "classification_head_name": str,
         },
         "sentence_prediction": {
             "data": str, "num_classes": int, "init_token": int, "separator_token": int, "no_shuffle": bool, **SHORTEN,
