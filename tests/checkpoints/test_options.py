@@ -57,10 +57,10 @@ def use(folder):
 def test_a_new_option_is_one_line(tmp_path):
     pytest.importorskip("safetensors")
     shutil.copytree(PLUGIN, tmp_path / "tupe", ignore=shutil.ignore_patterns("__pycache__", "configs"))
-    encoder = tmp_path / "tupe" / "encoder.py"
-    head, line, tail = encoder.read_text().partition("    layer_norm_eps: float")
+    options = tmp_path / "tupe" / "model_config.py"
+    head, line, tail = options.read_text().partition("    layer_norm_eps: float")
     assert line
-    encoder.write_text(head + LINES + line + tail)
+    options.write_text(head + LINES + line + tail)
     process = fork(functools.partial(use, tmp_path), "use", anew=True)
     process.join()
     assert process.exitcode == 0

@@ -219,11 +219,10 @@ def test_two_processes_of_hydra_train_as_two_of_tupe(data, tmp_path):
     assert all(torch.equal(one["model"][key], two["model"][key]) for key in one["model"])
     assert read(tmp_path / "hydra").scores == read(tmp_path / "tupe").scores
 
-    # One process goes on with either run as it is told to when it takes other batches.
+    # One process goes on with either run.
     same = ["dataset.batch_size=16", "optimization.update_freq=[2]", "dataset.batch_size_valid=32"]
     assert ended(hydra("optimization.max_update=4", *same)) == 0
-    longer = ["--max-update=4", "--allocator=none"]
-    assert [ended(fork_tupe(*tupe, *longer)), ended(fork_tupe(*tupe, *longer, "--micro-batch-size=16"))] == [2, 0]
+    assert ended(fork_tupe(*tupe, "--max-update=4", "--allocator=none", "--micro-batch-size=16")) == 0
     one, two = (load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("hydra", "tupe"))
     assert all(torch.equal(one[key], two[key]) for key in one)
 
