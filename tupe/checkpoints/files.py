@@ -15,6 +15,7 @@ import torch
 
 from ..common import options as choices
 from ..common.safe_load import num_updates
+from ..data.splits import folders_of
 from .export import check_finite, export
 from .gate import read_checkpoint
 from .trained import Trained, of_state, read_model, updates_of
@@ -54,7 +55,7 @@ def write_model(trained: Trained, output: str | Path, data: str | Path | None = 
     """Write a model where nothing is yet: a file of fairseq's if its name ends in .pt, else a folder of transformers.
     data: the folder of its dict.txt (default: the one that the model names). Raises ValueError if there is something,
     and for weights that are not finite."""
-    output, data = Path(output), data or trained.task.get("data", ".").split(":")[0]
+    output, data = Path(output), data or folders_of(trained.task.get("data", "."))[0]
     if output.suffix != ".pt":
         export(trained, output, data, code=False)
         return

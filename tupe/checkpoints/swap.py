@@ -4,7 +4,6 @@
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import click
 import torch
@@ -12,11 +11,13 @@ import torch
 from ..common import options
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, named, split_size
 from ..common.options import FILE, FOLDER, Command
+from ..data.blocks import EOS, PAD
+from ..data.splits import folders_of
 from ..encoder import Encoder
 from ..names import cls_beside
 from ..positions import CLS
 from .files import write_model
-from .trained import EOS, PAD, SETTINGS, Trained, check_dictionary, pack_settings, read_model, settings_of
+from .trained import SETTINGS, Trained, check_dictionary, pack_settings, read_model, settings_of
 
 SEGMENTS = "encoder.segments.weight"
 
@@ -73,7 +74,7 @@ def command(checkpoint, position, cls, segments, output, data, keep, seed):
     tupe checkpoint swap --checkpoint checkpoint_last.pt --position rope:yarn:4+t5 --keep --output longer.pt
     """
     trained = read_model(checkpoint)
-    data = data or Path(trained.task.get("data", ".").split(":")[0])
+    data = data or folders_of(trained.task.get("data", "."))[0]
     if not (data / "dict.txt").is_file():
         raise ValueError(f"dict.txt not found in {data}; give the folder of the training data")
     check_dictionary(trained.weights, data / "dict.txt")

@@ -4,7 +4,6 @@ which is one file. Neither is written to, and neither needs fairseq.
 V vocabulary.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from ..common import record
 from ..common.architectures import architecture_of
 from ..common.options import shorten_list, split_files
 from ..common.safe_load import NOT_OURS, load_safely, num_updates, read_config, tensors_of
+from ..data.blocks import BOS, EOS, PAD, hash_of
 from ..data.glue import TASKS, Glue, glue_name, own_task
 from ..data.splits import read_symbols
 from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig, names_in
@@ -30,7 +30,6 @@ from .gate import PRETRAINING, RUNNING, read_checkpoint
 logger = logging.getLogger(__name__)
 
 NAMES, EXPORTED = names_in("fairseq"), names_in("hugging_face")  # option of `ModelConfig` -> its name there
-BOS, PAD, EOS = 0, 1, 2
 HEADS, CLASSIFIER = "classification_heads.", "sentence_classification_head"
 SETTINGS, FINGERPRINT = "encoder._extra_state", "_extra_state"  # in the weights of fairseq's checkpoints
 
@@ -335,7 +334,7 @@ def add_lm_head(weights: dict, config: ModelConfig) -> None:
 
 def fingerprint(symbols: list[str]) -> Tensor:
     """[32] the bytes of a hash over all types of a dictionary in their order."""
-    return torch.tensor(list(hashlib.sha256("\n".join(symbols).encode()).digest()), dtype=torch.long)
+    return torch.tensor(list(hash_of(symbols).digest()), dtype=torch.long)
 
 
 def symbols_of(file: str | Path) -> list[str]:

@@ -190,7 +190,9 @@ def check_schemes(position: str) -> None:
 
 def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
     """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training."""
-    folders = [data] if data.is_dir() else [Path(part) for part in str(data).split(":")]
+    from ..data.splits import folders_of  # only here: numpy takes as long to import as all the rest
+
+    folders = folders_of(data)
     for folder in folders:
         check_name(folder)
         if not folder.is_dir():

@@ -105,7 +105,7 @@ def resolved(values: dict[str, Any], key: str, defaults: dict[str, Any] | None =
 # ---------------------------------------------------------------------------------------------- a recipe and its user
 
 ARCH, FROM_CHECKPOINT = "model._name", "from_checkpoint"
-BATCH = NEEDED = ("dataset.batch_size", "optimization.update_freq")  # of every recipe
+BATCH = ("dataset.batch_size", "optimization.update_freq")  # which every recipe says
 LAUNCHERS = ("common.user_dir", "task.data")  # what a recipe leaves to whoever starts it
 MODEL = {f"model.{theirs}": ours for ours, theirs in names_in("fairseq").items()}  # place -> option of `ModelConfig`
 
@@ -135,9 +135,7 @@ class Settings:
             batch, limit = self.batch
             size, steps = config.split_batch(batch, processes, micro_batch_size or limit)
             self.values |= {"dataset.batch_size": size, "optimization.update_freq": [steps]}
-            if (
-                self["max_valid_steps"] and limit % processes == 0
-            ):  # held-out losses are of the same text on any machine
+            if self["max_valid_steps"] and limit % processes == 0:  # then losses are of the same text on any machine
                 self.values.setdefault("dataset.batch_size_valid", limit // processes)
         elif micro_batch_size:
             only = "beside --update-freq, --batch-size is per step"
@@ -177,9 +175,9 @@ def read(
             presets[name.lstrip("+")] = value
     values = {place: value for place, value in compose(recipe, presets).items() if place not in LAUNCHERS}
     for place in taken_out:
-        if place not in values or place in NEEDED or place.endswith("._name"):
+        if place not in values or place in BATCH or place.endswith("._name"):
             section = place.partition(".")[0]
-            near = [f"~{known}" for known in values if known.startswith(f"{section}.") and known not in NEEDED]
+            near = [f"~{known}" for known in values if known.startswith(f"{section}.") and known not in BATCH]
             raise ValueError(f"~{place}: {recipe} has none to take out{did_you_mean(f'~{place}', near)}")
         del values[place]
     values = {place: value for place, value in (values | overrides).items() if value != "???"}

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,14 @@ SMALL = 2**26  # tokens of a split whose borders are found in a second or two, a
 KEY = 32  # bytes before the borders in a file
 
 
+def hash_of(symbols: list[str]) -> Any:
+    """SHA-256 of all types of a dictionary in their order, as `hashlib` has it."""
+    return hashlib.sha256("\n".join(symbols).encode())
+
+
 def fingerprint_of(symbols: list[str]) -> str:
     """12 hexadecimal digits of a dictionary, as in the record of a run."""
-    return hashlib.sha256("\n".join(symbols).encode()).hexdigest()[:12]
+    return hash_of(symbols).hexdigest()[:12]
 
 
 class Blocks:

@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from ..checkpoints.trained import BOS, EOS
 from ..common.options import FOLDER, Command, ListOf, output, seed
 from ..common.plotting import curves, save, style
 from ..common.record import write_atomically
 from ..common.tables import TextTable
+from ..data.blocks import BOS, EOS
 from ..encoder import Encoder
 from ..positions import beyond_training, bounded_schemes
 from .loading import labelled, load_model, logits_at, text_block

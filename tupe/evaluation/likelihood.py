@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..checkpoints.trained import BOS, EOS
+from ..data.blocks import BOS, EOS
 from .loading import logits_at
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..checkpoints.trained import BOS, check_dictionary, read_model
-from ..data.blocks import Blocks
+from ..checkpoints.trained import check_dictionary, read_model
+from ..data.blocks import BOS, Blocks
 from ..data.masks import MaskedBlocks
 from ..data.splits import HELD_OUT_SEED, Split, folders_of
 from ..text import MASK

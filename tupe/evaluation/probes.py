@@ -16,10 +16,10 @@ import click
 import numpy as np
 import torch
 
-from ..checkpoints.trained import BOS, EOS
 from ..common import record
 from ..common.options import FILE, FOLDER, QuietCommand, seed
 from ..common.tables import TextTable
+from ..data.blocks import BOS, EOS
 from ..positions import PositionScheme, overrides
 from ..schemes import frequencies
 from ..text import MASK, UNK, TextEncoder

@@ -21,7 +21,7 @@ from ..common.recipes import ARCH, Settings
 from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..config import flag
 from ..data.glue import check_glue, glue_name
-from ..data.splits import check_split, parts_of, read_symbols
+from ..data.splits import check_split, folders_of, parts_of, read_symbols
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
@@ -50,7 +50,7 @@ def launch(
     check_asserts()
     gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
     if not dry_run:
-        for folder in [data] if Path(data).is_dir() else str(data).split(":"):
+        for folder in folders_of(data):
             check_name(folder)
             read_symbols(folder)
     processes = max(gpus, 1) * nodes
@@ -102,7 +102,7 @@ def training_options(
     if not dry_run:
         check_restore({place.partition(".")[2]: value for place, value in values.items()})
     configuration(values)
-    if Path(folder := str(data).split(":")[0], "dict.txt").is_file():
+    if (folder := folders_of(data)[0]).joinpath("dict.txt").is_file():
         check_splits(settings, folder)
     check_model(values)
     return values
@@ -141,7 +141,7 @@ def check_model(values: Mapping[str, Any]) -> None:
         logger.debug(error)
 
 
-def check_splits(settings: Settings, folder: str) -> None:
+def check_splits(settings: Settings, folder: Path) -> None:
     """Raise ValueError if a split that a run reads is not in a folder of data, or not whole."""
     names = [settings["train_subset"]]
     names += [] if settings["disable_validation"] else settings["valid_subset"].split(",")
@@ -156,5 +156,5 @@ def check_splits(settings: Settings, folder: str) -> None:
         if is_glue:
             check_glue(root.parent, name, labelled=True)
         else:
-            for part in (part for path in data.split(":") for part in parts_of(f"{path}/{name}")):
+            for part in (part for path in folders_of(data) for part in parts_of(f"{path}/{name}")):
                 check_split(part, len(read_symbols(folder)))

@@ -24,13 +24,13 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
 from ..checkpoints.gate import read_checkpoint
-from ..checkpoints.trained import fingerprint
 from ..common import pace
 from ..common import record as records
 from ..common.active import Active, device, status_of
 from ..common.record import Record
 from ..common.safe_load import num_updates
 from ..config import flag
+from ..data.blocks import fingerprint_of
 from ..data.splits import folders_of
 from . import watch
 from .model import load_scheme_files
@@ -104,7 +104,6 @@ class RecordedTask:
     def _new_record(self, config):
         splits = config.dataset.valid_subset.split(",")
         files = [path for split in (config.dataset.train_subset, *splits) for path in self.data_files(split)]
-        dictionary = bytes(fingerprint(self.source_dictionary.symbols).tolist()).hex()[:12]
         return Record(
             task=self.record_name(config),
             architecture=config.model._name,
@@ -114,7 +113,7 @@ class RecordedTask:
             budget={name: config.optimization[name] for name in BUDGETS if config.optimization[name] > 0},
             splits=splits,
             data=records.fingerprint(files),
-            dictionary=dictionary,
+            dictionary=fingerprint_of(self.source_dictionary.symbols),
             config={name: value for name, (value, default) in settings(config).items() if value != default},
             metrics=list(self.metrics),
             layout=self.layout,
