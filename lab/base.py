@@ -252,7 +252,7 @@ def run(args: argparse.Namespace) -> None:
 
 def table(output: Path) -> str:
     """The rows of docs/evidence/delay.md, constant rate, with one for this size."""
-    from tupe.experiments.statistics import first_below
+    from tupe.sweep.statistics import first_below
 
     from .delay import Curve, constant_table, lead, leads
     from .known import Runs

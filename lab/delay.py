@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tupe.common.tables import TextTable
-from tupe.experiments.statistics import first_below, number, with_interval
+from tupe.sweep.statistics import first_below, number, with_interval
 
 from . import third
 from .known import Runs

@@ -1,4 +1,4 @@
-"""Statistics of the experiments beside those of `tupe.experiments.statistics`."""
+"""Statistics of the experiments beside those of `tupe.sweep.statistics`."""
 
 import math
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from scipy import stats
 
-from tupe.experiments.statistics import mean_interval
+from tupe.sweep.statistics import mean_interval
 
 Blocks = dict[int, tuple]  # seed -> (summed loss of each held-out block, tokens of each)
 

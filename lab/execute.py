@@ -14,8 +14,8 @@ from tupe.checkpoints.files import save_atomically
 from tupe.checkpoints.trained import read_model
 from tupe.common import record
 from tupe.data.splits import Split
-from tupe.evaluation.loading import load_model
-from tupe.experiments import runner
+from tupe.evaluate.loading import load_model
+from tupe.sweep import runner
 
 from . import collect
 from .plan import Trial, final_losses

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tupe.common import record
-from tupe.experiments.statistics import Seeds, first_below
+from tupe.sweep.statistics import Seeds, first_below
 
 from . import collect
 from .plan import LATER, PLAN, Trial, final_losses, lengths_of, planned_models, precision, trials

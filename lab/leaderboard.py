@@ -11,8 +11,8 @@ import click
 
 from tupe.common import options, record
 from tupe.common.options import ListOf, did_you_mean
-from tupe.experiments.compare import buildable
 from tupe.positions import CLS
+from tupe.sweep.compare import buildable
 
 from . import collect, standings
 from .standings import BLOCKS, ENCODINGS, LENGTH, PROTOCOL, Standings

@@ -15,7 +15,7 @@ import yaml
 from tupe.common import record
 from tupe.common.architectures import with_size
 from tupe.common.options import did_you_mean
-from tupe.experiments import runner
+from tupe.sweep import runner
 
 HERE = Path(__file__).parent
 PLAN, LATER = (yaml.safe_load((HERE / f"{name}.yaml").read_text(encoding="utf-8")) for name in ("plan", "second"))

@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 from tupe.common import options
-from tupe.experiments.statistics import (
+from tupe.sweep.statistics import (
     ALPHA,
     Contrast,
     Seeds,
@@ -361,7 +361,7 @@ def details(e: Evidence) -> Iterator[str]:
     yield f"on the other held-out sample p is {other[0]:.2g}"
     yield f"{cell(of('slower', tie, 'bert_a_d'))} at one rate; with two more seeds"
     yield f"{cell(of('main', tie, 'bert_a_d'))}, which is worse"
-    published = json.loads((ROOT / "tupe/experiments/published.json").read_text(encoding="utf-8"))["tables"][0]["rows"]
+    published = json.loads((ROOT / "tupe/sweep/published.json").read_text(encoding="utf-8"))["tables"][0]["rows"]
     glue = {line["name"]: line["average"] for line in published}
     of_paper = [f"{glue[name]:.2f}" for name in ("BERT-A", "BERT-A^d", "TUPE-A tie-cls")]
     yield "GLUE averages of {} (BERT-A), {} (BERT-A^d) and {} (TUPE-A, [CLS] tied)".format(*of_paper)

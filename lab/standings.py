@@ -24,14 +24,14 @@ from tupe.common.architectures import ELECTRA, preset
 from tupe.common.options import split_files
 from tupe.common.record import DIVERGENCE, fingerprint, write_atomically
 from tupe.common.tables import TextTable
-from tupe.evaluation import order
-from tupe.evaluation.extrapolate import extrapolation
-from tupe.evaluation.loading import HeldOut, text_block
-from tupe.experiments import runner
-from tupe.experiments.grid import options_in
-from tupe.experiments.statistics import first_below, with_interval
+from tupe.evaluate import order
+from tupe.evaluate.extrapolate import extrapolation
+from tupe.evaluate.loading import HeldOut, text_block
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.positions import Positions
+from tupe.sweep import runner
+from tupe.sweep.grid import options_in
+from tupe.sweep.statistics import first_below, with_interval
 from tupe.text import TextEncoder
 
 from . import collect

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tupe.common.tables import TextTable
-from tupe.experiments.statistics import ALPHA, Contrast, contrast, holm, number, of_contrast, paired
+from tupe.sweep.statistics import ALPHA, Contrast, contrast, holm, number, of_contrast, paired
 
 from . import estimates
 from .known import Runs

@@ -18,9 +18,9 @@ import numpy as np
 from tupe.common import options, record
 from tupe.common.options import ListOf
 from tupe.data.splits import Split
-from tupe.evaluation.order import evaluate
-from tupe.experiments import runner
+from tupe.evaluate.order import evaluate
 from tupe.positions import load_scheme_file
+from tupe.sweep import runner
 from tupe.text import TextEncoder
 
 from . import collect, delay

@@ -14,10 +14,10 @@ import yaml
 from tupe.common import options
 from tupe.common.architectures import ARCHITECTURES, split_size
 from tupe.common.tables import TextTable
-from tupe.experiments.compare import command as compare
-from tupe.experiments.runs import Model, collect
-from tupe.experiments.summary import Summary, mean_columns, properties, score_lists, summarise
 from tupe.positions import parse
+from tupe.sweep.compare import command as compare
+from tupe.sweep.runs import Model, collect
+from tupe.sweep.summary import Summary, mean_columns, properties, score_lists, summarise
 
 SCORES = {  # our name of a score -> the column of their tables
     "CoLA matthews": "CoLA", "SST-2 accuracy": "SST-2", "MNLI accuracy": "MNLI", "MRPC f1": "MRPC F1",

@@ -34,7 +34,7 @@ if not WITHOUT_FAIRSEQ:
 
 
 # Where there is no fairseq, a test that imports it is left out, and so is a file of tests. What has to work there is
-# tested everywhere, with fairseq out of reach, by tests/training/test_commands.py.
+# tested everywhere, with fairseq out of reach, by tests/train/test_commands.py.
 
 
 def skip_without_fairseq(error):

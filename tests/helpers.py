@@ -407,7 +407,7 @@ def free_port():
 def begin_two(folder, words, data, recipe="pretrain", overrides=()):
     """The two processes of a training by the second engine, as torchrun starts them."""
     from tupe.common.recipes import read
-    from tupe.training import launch
+    from tupe.train import launch
 
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     settings = read(recipe, [*overrides, f"--save-dir={folder}", *words])

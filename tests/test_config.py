@@ -13,7 +13,7 @@ from tupe.config import APART, CHANGES, FINETUNE, OPTIONS, PAIR, PRETRAIN, may_c
 from tupe.plugin import worker
 from tupe.plugin.launch import training_options, words_of
 from tupe.plugin.settings import configuration, settings
-from tupe.training.settle import defaults_of, settle
+from tupe.train.settle import defaults_of, settle
 
 ALL = [pytest.param(option, id=option.name) for option in OPTIONS.values()]
 NUMBERS = [option for option in OPTIONS.values() if option.range]

@@ -26,7 +26,7 @@ from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.records import Reading
 from tupe.corpus.stats import Stats
-from tupe.evaluation.minimal_pairs import read_paradigms
+from tupe.evaluate.minimal_pairs import read_paradigms
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import canonical
 

@@ -21,9 +21,7 @@ MUTANTS = {  # of fake_cuda.py: what shows them
 }
 
 
-@pytest.mark.parametrize(
-    "cases, least", [("some", 45), pytest.param("every", 200, marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize("cases, least", [("some", 45), pytest.param("every", 200, marks=pytest.mark.thorough)])
 def test_every_scheme_trains_without_a_wait_or_a_copy(cases, least, tmp_path):
     """And mistakes that a GPU would show are found. One test, so that one worker computes it."""
     library, root = tmp_path / "fake_cuda.so", Path(torch.__file__).parent

@@ -95,7 +95,7 @@ def test_files_are_written_by_what_names_them():
     paths = {path.relative_to(PLUGIN).as_posix(): path.read_text(encoding="utf-8") for path in PLUGIN.rglob("*.py")}
     unnamed = re.compile(r"\.write_(text|bytes)\(|\bsave_file\(|\.tofile\(")
     bare = {path for path, text in paths.items() if unnamed.search(text)}
-    assert bare == {"corpus/stats.py", "corpus/steps.py", "training/loop.py"}
+    assert bare == {"corpus/stats.py", "corpus/steps.py", "train/loop.py"}
 
 
 @pytest.mark.parametrize("missing", ["spacy", "sentencepiece sacremoses spacy"])

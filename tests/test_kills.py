@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from tupe.cli import main
 from tupe.common.record import corruption_in, read, state_of
-from tupe.experiments import runner
+from tupe.sweep import runner
 
 MODES = ("all", "one worker", "the parent alone", "full disk")
 TINY = ["--gpus=0", "--tokens-per-sample=24", "--batch-size=3", "--lr=0.01", "--warmup-updates=2"]

@@ -458,9 +458,7 @@ def test_exported_programs_have_any_length(position, path, traceable):
     same_at_other_sizes(traceable, lambda *inputs: program(*inputs)[0])
 
 
-@pytest.mark.parametrize(
-    "position, path, dynamo", slow_but([(*TRACED[0], False), (*TRACED[1], True)], (True, False))
-)
+@pytest.mark.parametrize("position, path, dynamo", slow_but([(*TRACED[0], False), (*TRACED[1], True)], (True, False)))
 @pytest.mark.thorough
 def test_onnx_has_any_length(position, path, dynamo, traceable, tmp_path):
     for name in ("onnx", *(["onnxscript"] if dynamo else [])):
@@ -471,7 +469,12 @@ def test_onnx_has_any_length(position, path, dynamo, traceable, tmp_path):
     dynamic = {"dynamic_shapes": sizes()} if dynamo else {"dynamic_axes": axes, "opset_version": 18}
     with torch.set_grad_enabled(dynamo):  # not only where gradients are off
         program = torch.onnx.export(
-            traceable, texts(2, 8), *([] if dynamo else [file]), dynamo=dynamo, input_names=names, verbose=False,
+            traceable,
+            texts(2, 8),
+            *([] if dynamo else [file]),
+            dynamo=dynamo,
+            input_names=names,
+            verbose=False,
             **dynamic,
         )
     if dynamo:

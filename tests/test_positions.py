@@ -174,7 +174,6 @@ def test_state_dict_round_trip(position, cls):
     torch.testing.assert_close(copy(tokens())[0], model(tokens())[0], rtol=0, atol=0)
 
 
-
 @everywhere
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_finite_in_half_precision(position, cls, dtype):
@@ -575,6 +574,8 @@ def test_a_wrong_name_is_answered_with_what_the_files_registered(own_file):
     load_scheme_file(empty)
     with pytest.raises(ValueError, match=r"/empty\.py registered none: put @register\(NAME\) above the class$"):
         parse("own_distanse")
+
+
 # ---- what hooks return ----
 
 

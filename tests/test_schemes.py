@@ -418,9 +418,7 @@ class CopeFormula(Formula):
 class CableFormula(Formula):
     def read(self, h, q, k, x):
         linear, rows = self.s.project[self.layer], [h, H + h] if self.o.get("sides") else [h, h]
-        self.steps = [
-            [softplus((linear.weight[row] @ token + linear.bias[row]).item()) for token in x] for row in rows
-        ]
+        self.steps = [[softplus((linear.weight[row] @ token + linear.bias[row]).item()) for token in x] for row in rows]
 
     def content(self, h, i, j, q, k, layer):
         return -sum(self.steps[int(j > i)][min(i, j) + 1 : max(i, j) + 1]) * math.sqrt(D)
@@ -540,6 +538,7 @@ OPTIONS = [  # every option of every family
 
 def formulas_of(names, positions, layer):
     """The formulas of all schemes; options are read from the name with means of their own, not with `parse`."""
+
     def read(word):
         return {"True": True, "False": False}[word] if word in ("True", "False") else float(word)
 

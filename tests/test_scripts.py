@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 
 from tupe.cli import main as tupe
 from tupe.common.record import STOPPED, Record, read, state_of
-from tupe.experiments import quickstart
-from tupe.experiments.summary import unigram_entropy
-from tupe.training.run import newest
+from tupe.sweep import quickstart
+from tupe.sweep.summary import unigram_entropy
+from tupe.train.run import newest
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"

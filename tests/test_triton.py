@@ -122,6 +122,7 @@ def test_what_it_refuses():
 @pytest.fixture
 def card(monkeypatch):
     """`card(seconds)`: as on one where a backend takes seconds(its name, length)."""
+
     def pretend(seconds):
         monkeypatch.setattr(backend_triton, "seconds_of", lambda backend, *sizes: seconds(backend.name, sizes[-1]))
 

@@ -61,9 +61,7 @@ class Cpu(Chunking):
 
         return [(rows_of(layer), None) for layer in range(positions.dims.layers)]
 
-    def prepare(
-        self, bias: Tensor | Rows | None, gate: Tensor | None, reach: int | None, batch: Batch
-    ) -> CpuPrepared:
+    def prepare(self, bias: Tensor | Rows | None, gate: Tensor | None, reach: int | None, batch: Batch) -> CpuPrepared:
         if reach is not None:
             bias = without_far(bias, batch.near(reach))
         return CpuPrepared(bias, batch.key_mask, batch.packing.lengths)
@@ -279,9 +277,7 @@ def add_cyclic(x: Tensor, hs: slice, values: Tensor) -> None:
         x.index_add_(0, torch.arange(hs.start, hs.stop) % len(x), values.to(x.dtype))
 
 
-def block_weights(
-    q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, block: Block
-) -> Tensor:
+def block_weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, block: Block) -> Tensor:
     """[h, r, queries, keys] float32: the weights of a block."""
     # adding float32 to bf16 would take 25 times as long
     logits = matmul(block.cut(q) * scale, block.cut(k)).float()

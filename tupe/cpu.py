@@ -29,6 +29,7 @@ def is_amd() -> bool:
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 ONEDNN = HAS_ONEDNN and is_amd()
 
+
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [n, k] times the transpose of b [m, k], plus bias [m]: [n, m], all float32 on a CPU."""
     return torch.ops.mkldnn._linear_pointwise(dense(a), dense(b), bias, "none", [], "")

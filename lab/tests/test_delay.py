@@ -9,7 +9,7 @@ import pytest
 from lab import delay, estimates, third, third_run
 from lab.known import FIRST, Runs
 from lab.plan import Trial
-from tupe.experiments.statistics import contrast, first_below
+from tupe.sweep.statistics import contrast, first_below
 
 THRESHOLD = 8.181
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tupe.checkpoints.convert import convert
-from tupe.evaluation.loading import load_model
+from tupe.evaluate.loading import load_model
 
 transformers = pytest.importorskip("transformers")
 

@@ -28,9 +28,9 @@ from lab.squad import (
 )
 from tupe.common.prepared import tokenizer_files
 from tupe.configuration_tupe import TupeConfig
-from tupe.experiments.runs import collect
-from tupe.experiments.summary import summarise
 from tupe.modeling_tupe import TupeForMaskedLM
+from tupe.sweep.runs import collect
+from tupe.sweep.summary import summarise
 
 SAMPLINGS = ["cat", "dog", "mat", "park", "bird", "song"]
 FILLER = "while the birds sang of old songs in parks and dogs ran on a mat"

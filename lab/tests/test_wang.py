@@ -8,8 +8,8 @@ from scipy.stats import pearsonr, ttest_ind_from_stats
 
 from lab import wang
 from tupe.data.glue import TASKS
-from tupe.experiments.runs import Model, collect
-from tupe.experiments.summary import summarise
+from tupe.sweep.runs import Model, collect
+from tupe.sweep.summary import summarise
 
 BORDERLINE = {("ape_sin_learned", "v2.0 F1"), ("ape_sin_learned", "v2.0 EM"), ("ape_rpe_sin_learned", "v1.1 EM")}
 

@@ -31,7 +31,7 @@ from tupe.checkpoints.files import as_file, average
 from tupe.checkpoints.gate import COMMON, PARTS, admit, allow, read_checkpoint
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
-from tupe.evaluation.loading import load_model
+from tupe.evaluate.loading import load_model
 from tupe.plugin.model import TupeModel
 
 
@@ -510,7 +510,7 @@ def test_nothing_else_reads_them():
     """One place unpickles; what it reads goes through the gate, or is the state of an optimizer, or of the released
     code and of transformers, of which the conversion takes tensors and numbers alone."""
     loading, room = "common/safe_load.py", "checkpoints/"
-    readers = {loading, "training/loop.py", *(f"{room}{name}.py" for name in ("gate", "convert", "trained"))}
+    readers = {loading, "train/loop.py", *(f"{room}{name}.py" for name in ("gate", "convert", "trained"))}
     users = {"torch.load(": {loading}, "load_safely(": readers}
     for call, files in users.items():
         found = {str(path.relative_to(PLUGIN)) for path in PLUGIN.rglob("*.py") if call in path.read_text()}

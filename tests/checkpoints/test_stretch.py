@@ -7,7 +7,7 @@ from helpers import load, pretrain_arguments, train
 
 from tupe.checkpoints.stretch import command, stretch
 from tupe.checkpoints.trained import read_model, unpack_settings
-from tupe.evaluation.loading import load_model
+from tupe.evaluate.loading import load_model
 
 OLD, NEW = 24, 46  # every second position of the new table, counted from the first word, is an old one
 

@@ -8,7 +8,7 @@ from helpers import PLUGIN, load, pretrain_arguments, train, write_data
 from tupe.checkpoints.stretch import stretch
 from tupe.checkpoints.swap import command, swap_position
 from tupe.checkpoints.trained import read_model
-from tupe.evaluation.loading import load_model
+from tupe.evaluate.loading import load_model
 
 ROOT = PLUGIN.parent
 

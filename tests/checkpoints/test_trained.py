@@ -17,7 +17,7 @@ from tupe.checkpoints.files import as_file, write_model
 from tupe.checkpoints.trained import fingerprint, read_model
 from tupe.cli import main
 from tupe.data.splits import read_symbols
-from tupe.evaluation.loading import load_model
+from tupe.evaluate.loading import load_model
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ JSON += '"gnorm": "7.556", "left": "0:00:04"}'
 def test_progress_is_the_same_line_in_both_formats(message):
     line = "update 50: loss 5.365, gradient norm 7.556, lr 0.0009, 3.15 updates/s, 0:00:04 left"
     assert console.progress("train_inner", message) == line
-    assert console.progress("tupe.training", line.replace("50:", "50/90:")) == line.replace("50:", "50/90:")
-    assert console.progress("train", message) is None and console.progress("tupe.training", "a warning") is None
+    assert console.progress("tupe.train", line.replace("50:", "50/90:")) == line.replace("50:", "50/90:")
+    assert console.progress("train", message) is None and console.progress("tupe.train", "a warning") is None
 
 
 def test_scores_are_one_line():

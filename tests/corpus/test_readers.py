@@ -14,7 +14,7 @@ from tupe.corpus import records
 from tupe.corpus.readers import Document, find_inputs, paragraphs
 from tupe.corpus.records import Reading
 from tupe.corpus.stats import Stats
-from tupe.evaluation.minimal_pairs import Pair, read_paradigms
+from tupe.evaluate.minimal_pairs import Pair, read_paradigms
 
 
 def read_all(*paths, errors="strict"):

@@ -159,9 +159,7 @@ class OnGpu(torch.Tensor):
     """Tokens that the encoder counts as on a GPU, by an operation that waits."""
 
 
-@pytest.mark.parametrize(
-    "name, count", [("masked_lm", 2), ("masked_lm_chunked", 1), ("electra", 1)]
-)
+@pytest.mark.parametrize("name, count", [("masked_lm", 2), ("masked_lm_chunked", 1), ("electra", 1)])
 def test_a_forward_pass_waits_in_these_many_lines(name, count):
     """Each criterion waits for the masked tokens; fairseq's own does not say how many tokens are padding either."""
     batch = sample(0.3, 5)

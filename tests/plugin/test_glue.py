@@ -21,7 +21,7 @@ from tupe.corpus import glue as glue_data
 from tupe.data.examples import Examples, collate
 from tupe.data.glue import TASKS, check_glue, glue_name, score
 from tupe.data.splits import write_split
-from tupe.evaluation.predict import predict_glue, zip_submission
+from tupe.evaluate.predict import predict_glue, zip_submission
 from tupe.modeling_tupe import TupeForSequenceClassification
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from tupe.common.record import read
 from tupe.encoder import second_segment
-from tupe.evaluation.loading import load_model
+from tupe.evaluate.loading import load_model
 from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
 from tupe.plugin.schedule import count_updates
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tupe.cli import main
 from tupe.data.splits import check_split, read_symbols
-from tupe.evaluation.loading import load_model, text_block
+from tupe.evaluate.loading import load_model, text_block
 
 HERE = ["--gpus=0", "--num-workers=0", "--allocator=none"]
 PRETRAIN = [

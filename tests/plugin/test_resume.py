@@ -46,7 +46,8 @@ SOME = [
 OTHERS = [
     *([f"--position={name}"] for name in SCHEMES),
     *([f"--normaliser={name}"] for name in NORMALISERS if name != "softmax"),
-    *(["--block=gau", f"--normaliser={name}"] for name in ("softmax", "l2")), ["--block=modern"],
+    *(["--block=gau", f"--normaliser={name}"] for name in ("softmax", "l2")),
+    ["--block=modern"],
 ]
 
 

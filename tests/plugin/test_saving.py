@@ -36,7 +36,7 @@ def test_damage_is_seen_without_torch(whole, tmp_path):
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_bytes(text)
-    shutil.make_archive(str(tmp_path / "other"), "zip", PLUGIN / "evaluation")
+    shutil.make_archive(str(tmp_path / "other"), "zip", PLUGIN / "evaluate")
     script = "import sys; from tupe.common.record import corruption_in\n"
     script += "for path in sys.argv[1:]: print(corruption_in(path))\n"
     script += "assert 'torch' not in sys.modules"

@@ -96,9 +96,7 @@ def start(network, data, folder, logs, *more):
     words += ["--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2"]
     words += [*QUIET, "--batch-size=4", "--update-freq=1", "--log-interval=1", f"--heartbeat-timeout={TIMEOUT}", *more]
     logs.mkdir(exist_ok=True)
-    return {
-        host: network.start(host, [*words, f"--node-rank={rank}"], logs / host) for rank, host in enumerate(HOSTS)
-    }
+    return {host: network.start(host, [*words, f"--node-rank={rank}"], logs / host) for rank, host in enumerate(HOSTS)}
 
 
 def wait_for_update(number, processes, logs):

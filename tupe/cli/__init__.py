@@ -19,16 +19,16 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
     "Train": {
         "pretrain": ("cli.train:pretrain", "Train a masked language model or an ELECTRA."),
         "finetune": ("cli.train:finetune", "Fine-tune a checkpoint on a GLUE task or your own."),
-        "sweep": ("experiments.sweep:command", "Run a recipe with every combination of some values."),
-        "compare": ("experiments.compare:command", "Pre-train encodings alike, fine-tune each, and report."),
+        "sweep": ("sweep.sweep:command", "Run a recipe with every combination of some values."),
+        "compare": ("sweep.compare:command", "Pre-train encodings alike, fine-tune each, and report."),
     },
     "Evaluate": {
-        "report": ("experiments.report:command", "Put runs in one page beside published numbers."),
-        "predict": ("evaluation.predict:command", "Write predictions in the format of GLUE."),
-        "minimal-pairs": ("evaluation.minimal_pairs:command", "Score minimal pairs (BLiMP), word order separately."),
-        "order": ("evaluation.order:command", "Measure what a model knows of the order of words."),
-        "extrapolate": ("evaluation.extrapolate:command", "Measure the loss on longer sequences than in training."),
-        "probe properties": ("evaluation.probes:command", "Show what a trained encoding prefers (identical words)."),
+        "report": ("sweep.report:command", "Put runs in one page beside published numbers."),
+        "predict": ("evaluate.predict:command", "Write predictions in the format of GLUE."),
+        "minimal-pairs": ("evaluate.minimal_pairs:command", "Score minimal pairs (BLiMP), word order separately."),
+        "order": ("evaluate.order:command", "Measure what a model knows of the order of words."),
+        "extrapolate": ("evaluate.extrapolate:command", "Measure the loss on longer sequences than in training."),
+        "probe properties": ("evaluate.probes:command", "Show what a trained encoding prefers (identical words)."),
     },
     "Checkpoints": {
         "checkpoint average": ("checkpoints.files:average_command", "Take the mean of several checkpoints' weights."),
@@ -40,7 +40,7 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "checkpoint swap": ("checkpoints.swap:command", "Exchange the position encoding of a trained model."),
     },
     "Look": {
-        "plot": ("evaluation.figures:command", "Draw trained encodings and losses."),
+        "plot": ("evaluate.figures:command", "Draw trained encodings and losses."),
         "list models": ("cli.catalogue:list_models", "List architectures and their parameters."),
         "list schemes": ("cli.catalogue:list_schemes", "List position encodings with formula and paper."),
         "list presets": ("cli.catalogue:list_presets", "List the files of configs/model."),

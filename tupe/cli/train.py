@@ -22,7 +22,7 @@ from ..names import schemes_in, unknown_scheme
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"finetune"})
 OWN = "own"  # of configs/glue: any other task
 GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
-ENGINES = {"fairseq": "plugin", "transformers": "training"}  # where they are
+ENGINES = {"fairseq": "plugin", "transformers": "train"}  # where they are
 FURTHER = """They win over the recipe, configs/RECIPE.yaml. Any value of the recipe and any other setting of fairseq is
 given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.restore_file=FILE."""
 METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, X)'"}

@@ -111,7 +111,7 @@ def statistics(message: str) -> dict[str, str]:
 
 def progress(name: str, message: str) -> str | None:
     """A line of progress, of either engine; None for what is none."""
-    if name == "tupe.training":
+    if name == "tupe.train":
         return message if re.match(r"update \d+/.* left$", message) else None
     if name != "train_inner":
         return None

@@ -1,0 +1,78 @@
+"""Models as users name them, and the text they are shown."""
+
+import math
+import shutil
+
+import pytest
+import torch
+
+from tupe.data.splits import read_symbols
+from tupe.evaluate.likelihood import pseudo_log_likelihoods
+from tupe.evaluate.loading import file_names, labelled, load_model, text_block
+
+
+def test_labels(tmp_path, monkeypatch):
+    """Folders of Hydra's sweeps have "=" and "," in their names; labels may have "=" too."""
+    monkeypatch.chdir(tmp_path)
+    hydra = "o/lr=1,seed=2/checkpoint_last.pt"
+    (tmp_path / hydra).parent.mkdir(parents=True)
+    for name in ("a.pt", "a=b.pt", "=.pt", hydra):
+        (tmp_path / name).touch()
+    for source, label, path in (
+        ("x=a.pt", "x", "a.pt"), ("a.pt", "a.pt", "a.pt"), ("a=b.pt", "a=b.pt", "a=b.pt"), ("x=a=b.pt", "x", "a=b.pt"),
+        (hydra, hydra, hydra), (f"x={hydra}", "x", hydra), (f"lr=1={hydra}", "lr=1", hydra), ("=.pt", "=.pt", "=.pt"),
+        (f"x={tmp_path}/{hydra}", "x", f"{tmp_path}/{hydra}"),
+    ):  # fmt: skip
+        assert labelled([source]) == {label: path}
+    with pytest.raises(ValueError, match="x stands for both a.pt and a=b.pt"):
+        labelled(["x=a.pt", "x=a=b.pt"])
+    with pytest.raises(ValueError, match="_x: figures leave out"):
+        labelled(["_x=a.pt"])
+    for missing in ("x=b.pt", "b.pt", "o/lr=1,seed=3/checkpoint_last.pt", "=a.pt", "x=", ""):
+        with pytest.raises(ValueError, match=f"^{missing} not found"):
+            labelled([missing])
+
+
+def test_files_are_named_after_labels():
+    assert file_names(["a/b", "c"]) == {"a/b": "a_b", "c": "c"}
+    with pytest.raises(ValueError, match="a/b and a_b would both be kept as a_b"):
+        file_names(["a/b", "a_b"])
+
+
+def test_text_block(pretrained, vocabulary):
+    _, text = load_model(pretrained, vocabulary)
+    tokens = text_block(text, 24)
+    assert len(tokens) == 24 and tokens[0] == 0
+    assert torch.equal(text_block(text, 10), tokens[:10])
+    with pytest.raises(ValueError, match="has no split 'test'"):
+        text_block(text, 24, split="test")
+
+
+def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary, tmp_path):
+    pytest.importorskip("transformers")
+    from tupe.configuration_tupe import TupeConfig
+    from tupe.modeling_tupe import TupeForMaskedLM, TupeForSequenceClassification
+
+    types = len(read_symbols(vocabulary))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = TupeConfig(**sizes, vocab_size=types, max_position_embeddings=24)
+    for name, kind in (("words", TupeForMaskedLM), ("classes", TupeForSequenceClassification)):
+        kind(config).save_pretrained(tmp_path / name)
+        shutil.copy(vocabulary / "dict.txt", tmp_path / name)
+    model, _ = load_model(tmp_path / "words", vocabulary)
+    (score,) = pseudo_log_likelihoods(model, [[[7], [8, 9]]])
+    assert score.word < 0
+    with torch.no_grad():
+        model.lm_head.bias.fill_(math.nan)
+    with pytest.raises(ValueError, match="scores are not finite"):
+        list(pseudo_log_likelihoods(model, [[[7]]]))
+    model, _ = load_model(tmp_path / "classes", vocabulary)
+    assert model.tupe.encoder(torch.tensor([[0, 7, 2]]))[0].isfinite().all()  # for probes
+    with pytest.raises(ValueError, match="classes has no head of a masked language model"):
+        list(pseudo_log_likelihoods(model, [[[7]]]))
+    other = tmp_path / "other"
+    other.mkdir()
+    first, *rest = (vocabulary / "dict.txt").read_text().splitlines()
+    (other / "dict.txt").write_text("\n".join([*rest, first]) + "\n")
+    with pytest.raises(ValueError, match=r"other/dict\.txt has as many types as the model's .*, but other ones"):
+        load_model(tmp_path / "words", other)

@@ -1,0 +1,257 @@
+"""The probes against closed forms, and what they read from models against the models' own numbers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import build_masked_lm
+
+from tupe.attention import Plain
+from tupe.evaluate.probes import (
+    direction_balance,
+    four_correlations,
+    identical_word_attention,
+    measures,
+    monotonicity_violation,
+    pattern,
+    phi,
+    position_vectors,
+    positional_logits,
+    symmetry_violation,
+    t5_bias,
+    translation_violation,
+)  # fmt: skip
+from tupe.positions import Dims
+from tupe.schemes import T5, frequencies, toeplitz
+
+SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(49)), "<mask>"]
+OFFSETS = np.arange(8)[None] - np.arange(8)[:, None]  # j - i
+RANDOM = np.random.default_rng(0).random((8, 8))
+
+
+def test_closed_forms():
+    by_offset = RANDOM.ravel()[:15]
+    assert translation_violation(by_offset[OFFSETS + 7]) == 0
+    assert symmetry_violation(RANDOM + RANDOM.T) == 0
+    assert direction_balance(RANDOM + RANDOM.T) == pytest.approx(1, abs=1e-12)
+    assert monotonicity_violation(1 / (1 + abs(OFFSETS))) == 0
+    assert monotonicity_violation(1.0 * abs(OFFSETS)) == 1
+    assert direction_balance(np.where(OFFSETS > 0, 3.0, 1.0)) == pytest.approx(3)
+
+
+def test_zero_over_zero_is_nan():
+    constant = np.full((8, 8), 0.1)
+    assert math.isnan(translation_violation(constant))
+    assert monotonicity_violation(constant) == symmetry_violation(constant) == 0
+    assert direction_balance(constant) == pytest.approx(1)
+    assert math.isnan(direction_balance(np.eye(8))) and math.isnan(monotonicity_violation(np.eye(2)))
+    assert math.isnan(symmetry_violation(np.eye(1)))
+    assert direction_balance(np.triu(np.ones((3, 3)))) == math.inf
+
+
+def naive_monotonicity(a, offsets):
+    bad = triples = 0
+    for sign in (1, -1):
+        for x in range(len(a)):
+            for m in range(1, offsets + 1):
+                for n in range(m + 1, offsets + 1):
+                    if 0 <= x + sign * n < len(a):
+                        bad += a[x, x + sign * m] < a[x, x + sign * n]
+                        triples += 1
+    return bad / triples
+
+
+@pytest.mark.parametrize("offsets", [None, 3])
+def test_monotonicity_is_the_share_of_pairs(offsets):
+    assert monotonicity_violation(RANDOM, offsets) == pytest.approx(naive_monotonicity(RANDOM, offsets or 7))
+
+
+def test_other_measures_by_their_formulas():
+    within = sum(((d := RANDOM.diagonal(k)) - d.mean()) @ (d - d.mean()) for k in range(-7, 8)) / RANDOM.size
+    assert translation_violation(RANDOM) == pytest.approx(within / RANDOM.var())
+    pairs = [abs(RANDOM[i, j] - RANDOM[j, i]) for i in range(8) for j in range(8) if i != j]
+    assert symmetry_violation(RANDOM) == pytest.approx(np.mean(pairs))
+
+
+def test_measures_leave_out_the_special_positions():
+    by_offset = np.exp(-np.abs(np.arange(-7, 8)))
+    attention = by_offset[OFFSETS + 7].copy()
+    attention[0], attention[:, -1] = 5, 7
+    values = measures(attention)
+    assert values["translation violation"] == values["symmetry violation"] == values["monotonicity violation"] == 0
+    assert values["translation violation with [CLS], [SEP]"] > 0.1
+
+
+def test_identical_words():
+    model = build_masked_lm("bert_r_tiny", max_positions=12).eval()
+    mean_attention = identical_word_attention(model, SYMBOLS, words=3, seed=5)
+    assert mean_attention.shape == (12, 12) and mean_attention.sum(1) == pytest.approx(np.ones(12))
+    # By hand: the same words one after the other.
+    words = np.random.default_rng(5).choice(np.arange(4, 53), 3, replace=False)
+    total = 0
+    for word in words:
+        tokens = torch.tensor([[0, *[word] * 10, 2]])
+        total = total + model.tupe.encoder.attention_weights(tokens)[0].mean(0).detach().numpy() / 3
+    np.testing.assert_allclose(mean_attention, total, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [-1, 2])
+def test_layers_that_are_not_there(layer):
+    model = build_masked_lm("tupe_r_tiny", max_positions=12).eval()
+    for probe, more in ((identical_word_attention, [SYMBOLS]), (positional_logits, [])):
+        with pytest.raises(ValueError, match=f"layer {layer + 1}; .* 1 to 2"):
+            probe(model, *more, layer=layer)
+
+
+def test_identical_words_without_positions_say_nothing():
+    model = build_masked_lm("bert_a_tiny", max_positions=12, position="nopos").eval()
+    values = measures(identical_word_attention(model, SYMBOLS, words=4))
+    assert values["direction balance"] == pytest.approx(1, abs=1e-5)
+    assert values["symmetry violation"] < 1e-7
+
+
+def test_four_correlations_sum_to_the_logits():
+    torch.manual_seed(0)
+    model = build_masked_lm("bert_a_tiny", max_positions=20).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.tupe.encoder.named_parameters():
+            if "bias" in name or "norm" in name:  # their initial zeros and ones would hide mistakes
+                parameter.add_(torch.randn_like(parameter))
+    tokens = torch.arange(4, 24)
+    parts = four_correlations(model, tokens)
+    assert list(parts) == ["word-word", "word-position", "position-word", "position-position", "remainder"]
+    q, k, _ = model.tupe.encoder.layers[0].attention.project(model.tupe.encoder.embed(tokens[None]))
+    logits = q[0] @ k[0].transpose(1, 2) / math.sqrt(64)
+    torch.testing.assert_close(sum(parts.values()), logits, rtol=0, atol=1e-12)
+    # Each part is what its name says: without its factor it vanishes.
+    with torch.no_grad():
+        model.tupe.encoder.positions.absolute.table.weight.zero_()
+    gone = four_correlations(model, tokens)
+    assert all(gone[name].abs().max() == 0 for name in gone if "position" in name)
+    assert gone["word-word"].abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "message"),
+    [
+        ("tupe_a_tiny", {}, "absolute"),
+        ("bert_r_tiny", {}, "absolute"),
+        ("bert_a_d_tiny", {}, "absolute"),
+        ("bert_a_tiny", {"position": "absolute+shaw:layer"}, "absolute"),
+        ("bert_a_tiny", {"position": "absolute+urpe", "cls": "untied"}, "untied"),
+        ("bert_a_tiny", {"segments": "learned"}, "segments"),
+        ("bert_a_tiny", {"block": "gau", "activation_dropout": 0.0}, "gau"),
+    ],
+)
+def test_four_correlations_need_logits_of_words_and_positions_only(arch, options, message):
+    with pytest.raises(ValueError, match=message):
+        four_correlations(build_masked_lm(arch, max_positions=16, **options), torch.arange(8))
+
+
+def test_lengths_that_do_not_fit_are_refused():
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
+    for length in (2, 17):
+        with pytest.raises(ValueError, match=f"a length of {length}; valid: 3 to 16"):
+            identical_word_attention(model, SYMBOLS, words=2, length=length)
+    with pytest.raises(ValueError, match="valid: 2 to 16"):
+        positional_logits(model, 17)
+    assert (
+        measures(identical_word_attention(model, SYMBOLS, words=2, length=3))["translation violation with [CLS], [SEP]"]
+        > 0
+    )
+
+
+def test_four_correlations_need_positions():
+    with pytest.raises(ValueError, match="nopos"):
+        four_correlations(build_masked_lm("bert_a_tiny", position="nopos"), torch.arange(8))
+
+
+def test_positional_logits_are_the_models():
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
+    logits = positional_logits(model)
+    (terms, *_) = model.tupe.encoder.layer_inputs(16)
+    torch.testing.assert_close(logits, terms.prepared.bias)
+    assert logits.shape == (2, 16, 16)
+    with pytest.raises(ValueError, match="absolute"):
+        positional_logits(build_masked_lm("bert_a_tiny"))
+
+
+@pytest.mark.parametrize("length", [33, 129, 512])
+def test_patterns(length):
+    offset = torch.arange(length)[None] - torch.arange(length)[:, None]
+    far = 1 - offset.abs() / length
+    noise = 0.01 * torch.randn(length, length, generator=torch.Generator().manual_seed(0))
+    assert pattern(noise) == "global"
+    assert pattern(6.0 * (offset == 1) + noise + 2 * (offset > 0)) == "next"
+    assert pattern(6.0 * (offset == -1) + noise + 2 * (offset < 0)) == "previous"
+    assert pattern(-2.0 * offset.abs()) == "local"
+    assert pattern(8 * far) == "broad"
+    shifted = noise.clone()
+    shifted[0], shifted[:, 0] = 50, 50  # [CLS] does not count
+    assert pattern(shifted) == "global"
+
+
+def test_t5_bias_by_offset():
+    model = build_masked_lm("bert_r_tiny", max_positions=300)
+    torch.nn.init.normal_(model.tupe.encoder.positions.t5.table.weight)
+    offsets, bias = t5_bias(model)
+    logits = positional_logits(model)
+    assert offsets[0] == -128 and offsets[-1] == 128
+    for offset, value in zip(offsets, bias.T, strict=True):
+        assert (logits[:, 150, 150 + offset].numpy() == value).all()
+    with pytest.raises(ValueError, match="absolute"):
+        t5_bias(build_masked_lm("bert_a_tiny"))
+
+
+@pytest.mark.parametrize("position", ["sinusoidal_learned", "shaw_sinusoidal_learned"])
+def test_phi(position):
+    model = build_masked_lm("bert_a_tiny", position=position)
+    m, before, after = phi(model, reach=10)
+    assert list(m) == list(range(11)) and before == pytest.approx(after, rel=1e-5)
+    scheme = model.tupe.encoder.positions[position]
+    with torch.no_grad():
+        scheme.log_omega.add_(math.log(2))
+    _, before, after = phi(model, reach=10)
+    omega = frequencies(2 * len(scheme.omega)).double()
+    assert before[0] == after[0] == len(omega)
+    for step in range(11):
+        assert before[step] == pytest.approx((omega * step).cos().sum().item(), rel=1e-5)
+        assert after[step] == pytest.approx((omega * step * 2).cos().sum().item(), rel=1e-5, abs=1e-5)
+    with pytest.raises(ValueError, match="frequencies"):
+        phi(build_masked_lm("bert_a_tiny"))
+
+
+def test_position_vectors():
+    absolute, untied = build_masked_lm("bert_a_tiny", max_positions=9), build_masked_lm("tupe_a_tiny", max_positions=9)
+    assert (position_vectors(absolute) == absolute.tupe.encoder.positions.absolute.table.weight.detach().numpy()).all()
+    assert position_vectors(untied).shape == (9, 128)
+    with pytest.raises(ValueError, match="t5"):
+        position_vectors(build_masked_lm("bert_a_tiny", position="t5"))
+
+
+# The paper's proposition 1: a Toeplitz matrix is B = G D G*, so a bias by offset is a product of position vectors.
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 64])
+def test_proposition_1(n):
+    torch.manual_seed(0)
+    scheme = T5(Dims(max_positions=64, width=8, heads=1, layers=1, head_dim=8, value_dim=8))
+    bias = toeplitz(scheme.table.weight[scheme.bucket_of(torch.arange(1 - n, n)), 0].detach().double(), n).numpy()
+    b = {offset: bias.diagonal(offset)[0] for offset in range(1 - n, n)}  # b[j - i]
+    # The first row of the 2n circulant whose upper left block is B; entry n is free, the paper takes b_0.
+    c = np.array([b[m] if m < n else b[0] if m == n else b[m - 2 * n] for m in range(2 * n)])
+    j, k = np.arange(n)[:, None], np.arange(2 * n)[None]
+    g = np.exp(1j * np.pi * j * k / n) / (2 * n)
+    d = np.array([2 * n * sum(c[m] * np.exp(1j * np.pi * m * k / n) for m in range(2 * n)) for k in range(2 * n)])
+    assert np.abs(g * d @ g.conj().T - bias).max() < 1e-12
+
+
+def test_attention_weights_of_a_later_layer():
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
+    tokens = torch.randint(4, 40, (2, 16))
+    _, hiddens = model.tupe.encoder(tokens, return_all_hiddens=True)
+    q, k, _ = model.tupe.encoder.layers[1].attention.project(hiddens[1])
+    terms = model.tupe.encoder.layer_inputs(tokens.size(1))[1]
+    expected = Plain().weights(q, k, None, terms.prepared, model.tupe.encoder.positions.scale)
+    torch.testing.assert_close(model.tupe.encoder.attention_weights(tokens, layer=1), expected)

@@ -1,0 +1,178 @@
+"""What is found in folders of runs."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers import write_run, write_runs
+
+from tupe.common import record
+from tupe.common.record import Record
+from tupe.sweep.grid import Sweep
+from tupe.sweep.runs import FinishedRun, collect, with_unit
+
+
+def reasons(pairs):
+    return {Path(folder).name: reason for folder, reason in pairs}
+
+
+def test_finished_failed_and_stopped_runs(tmp_path):
+    write_run(tmp_path / "finished", "RTE", 2e-5, 1, 60.0)
+    write_run(tmp_path / "failed", "RTE", 2e-5, 2, 60.0, state="failed")
+    write_run(tmp_path / "stopped", "RTE", 2e-5, 3, 60.0, state="running")
+    write_run(tmp_path / "running", "RTE", 2e-5, 4, 60.0, state="running")
+    (tmp_path / "early").mkdir()
+    record.note_failure(tmp_path / "early", "no such data", 2)  # before its run began
+    record.lock(tmp_path / "running")
+    collection = collect([tmp_path])
+    assert [key[1:] for key in collection.finished] == [("RTE", 2e-5, 1)]
+    assert [key[1:] for key in collection.broken] == [("RTE", 2e-5, 2)]
+    assert reasons(collection.failed) == {"failed": "diverged", "early": "no such data"}
+    assert reasons(collection.missing) == {"stopped": "stopped before its end", "running": "running"}
+    assert not collection.left_out
+    assert collection.all_failed() == set()
+
+
+def test_a_run_counts_once(tmp_path):
+    write_run(tmp_path / "sweep" / "first", "RTE", 2e-5, 1, 60.0)
+    shutil.copytree(tmp_path / "sweep" / "first", tmp_path / "copied")
+    write_run(tmp_path / "repeated", "RTE", 2e-5, 1, 61.0)
+    (tmp_path / "link").symlink_to(tmp_path / "sweep")
+    folders = [tmp_path / "sweep", tmp_path / "link", tmp_path / "sweep" / "first", tmp_path]
+    collection = collect(folders)
+    assert [run.folder for run in collection.finished.values()] == [tmp_path / "sweep" / "first"]
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "runs").symlink_to(tmp_path / "sweep")
+    assert len(collect([tmp_path / "linked"]).finished) == 1
+    left_out = reasons(collection.left_out)
+    assert set(left_out) == {"copied", "repeated"}
+    assert "same scores" in left_out["copied"] and "OTHER scores" in left_out["repeated"]
+
+
+@pytest.mark.parametrize("content", ["{", '{"state": "failed", "failure": null}'])
+def test_damaged_and_foreign_records_are_left_out(tmp_path, content):
+    write_run(tmp_path / "good", "RTE", 2e-5, 1, 60.0)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / record.NAME).write_text(content)
+    collection = collect([tmp_path])
+    assert len(collection.finished) == 1 and not collection.failed and not collection.broken
+    assert reasons(collection.left_out).keys() == {"bad"}
+
+
+@pytest.mark.parametrize("lost", ["best", "metric", "split", "mm"])
+def test_finished_runs_without_all_of_their_scores_are_left_out(tmp_path, lost):
+    write_run(tmp_path / "good", "RTE", 2e-5, 1, 60.0)
+    run = write_run(tmp_path / "bad", "MNLI", 2e-5, 1, 60.0)
+    for entry in run.scores:
+        if lost == "best":
+            entry["best"] = False
+        if lost == "metric":
+            del entry["accuracy"]
+    if lost == "split":
+        run.scores = [entry for entry in run.scores if entry["split"] == "valid"]
+    if lost == "mm":
+        run.splits = ["valid"]
+    run.save(tmp_path / "bad")
+    collection = collect([tmp_path])
+    assert len(collection.finished) == 1 and set(reasons(collection.left_out)) == {"bad"}
+
+
+def test_pretrainings_are_no_rows(tmp_path):
+    write_run(tmp_path / "run", "RTE", 2e-5, 1, 60.0)
+    for state in ("finished", "running"):
+        folder = tmp_path / f"pretraining_{state}"
+        folder.mkdir()
+        Record("masked_lm", "tupe_r", state=state, started_at="today", splits=["valid"]).save(folder)
+    collection = collect([tmp_path])
+    assert len(collection.finished) == 1 and not collection.missing and not collection.left_out
+
+
+def test_what_a_sweep_plans_and_has_not_run_is_missing(tmp_path):
+    sweep = Sweep.plan("finetune", tmp_path / "sweep", {"seed": ["1", "2", "3"], "lr": ["2e-5"]}, ["--task=RTE"])
+    sweep.save()
+    first, second, third = (job.folder for job in sweep.jobs)
+    write_run(first, "RTE", 2e-5, 1, 60.0)
+    write_run(second, "RTE", 2e-5, 2, 60.0, state="running")
+    collection = collect([tmp_path, tmp_path / "sweep"])
+    assert reasons(collection.missing) == {second.name: "stopped before its end", third.name: "not run yet"}
+    (tmp_path / "sweep" / "sweep.json").write_text("{")
+    assert reasons(collect([tmp_path]).left_out).keys() == {"sweep"}
+
+
+def test_folders_without_runs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no finished or failed run"):
+        collect([tmp_path])
+    with pytest.raises(ValueError, match="is not a folder"):
+        collect([tmp_path / "nowhere"])
+
+
+def test_models_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    for folder in ("a", "b"):
+        for updates in (300_000, 1_000_000):
+            pretrained = f"/runs/{folder}/x.pt"
+            write_runs(tmp_path / folder / str(updates), ["RTE"], {2e-5: [50]}, updates=updates, pretrained=pretrained)
+    models = collect([tmp_path]).models()
+    assert {str(model) for model in models} == {f"tupe_r [{f}] @ {updates}" for f in "ab" for updates in ("300k", "1M")}
+    (model,) = collect([tmp_path / "a" / "300000"]).models()
+    assert model.name == "tupe_r"
+
+
+def test_runs_with_other_settings_are_models_of_their_own(tmp_path):
+    """Whatever was typed: the default is the default, and what a recipe says is a setting."""
+    typed, one = "tupe finetune model.dropout=0.1 --output ", {"common.fp16": True}
+    for seed, (config, command) in enumerate([({}, ""), ({}, typed), ({"model.dropout": 0}, ""), (one, "")], 1):
+        write_run(tmp_path / f"{seed}", "RTE", 2e-5, seed, 60.0, architecture="bert_a", config=config, command=command)
+    config = {"common.fp16": True, "model.dropout": 0, "dataset.num_workers": 0, "checkpoint.no_save": True}
+    write_run(tmp_path / "tupe_r", "RTE", 2e-5, 1, 60.0, config=config)
+    collection = collect([tmp_path])
+    assert len(collection.finished) == 5 and not collection.left_out
+    names = {"bert_a", "bert_a (model.dropout 0)", "bert_a (common.fp16 True)"}
+    names.add("tupe_r (common.fp16 True, model.dropout 0)")
+    assert {model.name for model in collection.models()} == names
+    (model,) = collect([tmp_path / "tupe_r"]).models()
+    assert model.name == "tupe_r"  # where nothing differs, nothing is named
+
+
+def test_runs_on_other_data_are_models_of_their_own(tmp_path):
+    for data in ("0123456789ab", "cdef01234567"):
+        write_run(tmp_path / data, "RTE", 2e-5, 1, 60.0, config={}, data=data)
+    assert {model.name for model in collect([tmp_path]).models()} == {
+        "tupe_r (data 0123456789ab)", "tupe_r (data cdef01234567)"
+    }  # fmt: skip
+
+
+def test_a_checkpoint_that_held_other_weights_later_is_another_model(tmp_path):
+    for seed, weights in ((1, "a" * 12), (2, "a" * 12), (2, "b" * 12)):
+        write_run(tmp_path / f"{weights}{seed}", "RTE", 2e-5, seed, 60.0, config={}, pretrained_weights=weights)
+    names = {model.name for model in collect([tmp_path]).models()}
+    assert names == {f"tupe_r (weights {weights})" for weights in ("a" * 12, "b" * 12)}
+    (model,) = collect([tmp_path / f"{'a' * 12}{seed}" for seed in (1, 2)]).models()
+    assert model.name == "tupe_r"
+
+
+def test_runs_of_another_length_are_models_of_their_own(tmp_path):
+    """Lengths of one task: others of other tasks are usual, and need no name."""
+    write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, epochs=3, variant="position shaw")
+    write_run(tmp_path / "b", "CoLA", 2e-5, 1, 60.0, epochs=10, variant="position shaw")
+    assert [model.name for model in collect([tmp_path]).models()] == ["tupe_r (position shaw)"]
+    write_run(tmp_path / "c", "RTE", 3e-5, 1, 60.0, epochs=10, variant="position shaw")
+    runs = {(model.name, task) for model, task, *_ in collect([tmp_path]).finished}
+    three, ten = (f"tupe_r (position shaw, max_epoch {epochs})" for epochs in (3, 10))
+    assert runs == {(three, "RTE"), (ten, "RTE"), (ten, "CoLA")}
+
+
+def test_settings_that_change_no_score_are_none(tmp_path):
+    configs = {"dataset.num_workers": 0, "checkpoint.no_save": True}, {"common.log_format": "json", "common.cpu": True}
+    for seed, config in enumerate(configs, 1):
+        write_run(tmp_path / str(seed), "RTE", 2e-5, seed, 60.0, config=config)
+    assert [model.name for model in collect([tmp_path]).models()] == ["tupe_r"]
+
+
+def test_scores_of_an_epoch(tmp_path):
+    run = FinishedRun(None, write_run(tmp_path / "x", "MNLI", 2e-5, 1, 60.0, epochs=3), tmp_path)
+    assert [run.score("valid1", "accuracy", epoch) for epoch in ("best", "last")] == [61.0, 60.0]
+
+
+@pytest.mark.parametrize(("updates", "text"), [(1_000_000, "1M"), (300_000, "300k"), (2450, "2450")])
+def test_updates_have_units(updates, text):
+    assert with_unit(updates) == text

@@ -1,0 +1,133 @@
+"""Standard errors by their source, against formulas."""
+
+import statistics
+
+import numpy as np
+import pytest
+from helpers import write_run
+
+from tupe.common.record import Record
+from tupe.sweep.runs import collect, with_unit
+from tupe.sweep.summary import summarise
+from tupe.sweep.uncertainty import uncertainty_tables
+
+EXAMPLES = 400
+
+
+def tables_of(folder):
+    collection = collect([folder])
+    tables = uncertainty_tables(collection, summarise(collection.finished, "best"), "best")
+    return [[dict(zip(table.header, cells, strict=True)) for _, cells in table.rows] for table in tables]
+
+
+def write_predictions(folder, correct):
+    """Predictions for RTE of which these are right."""
+    (folder / "predictions").mkdir()
+    rows = [f"{i}\t{'entailment' if right else 'not_entailment'}\tentailment" for i, right in enumerate(correct)]
+    (folder / "predictions" / "valid_best.tsv").write_text("\n".join(["index\tprediction\ttarget", *rows]) + "\n")
+
+
+def test_errors_by_their_source(tmp_path):
+    """Two models that err on the same examples but ten: the error of the difference is that of ten examples."""
+    for architecture, offset in (("bert_a_tiny", 0), ("tupe_a_tiny", 10)):
+        for seed, first in enumerate((240, 250, 260), 1):
+            folder = tmp_path / architecture / f"{seed}"
+            score = 100 * (first + offset) / EXAMPLES
+            write_run(folder, "RTE", 2e-5, seed, score, architecture=architecture)
+            write_predictions(folder, np.arange(EXAMPLES) < first + offset)
+    rows, differences = tables_of(tmp_path)
+    bert = next(row for row in rows if row["model"].startswith("bert_a"))
+    p = 250 / EXAMPLES  # of right answers
+    by_formula = 100 * np.sqrt(p * (1 - p) / EXAMPLES)
+    assert float(bert["development examples"]) == pytest.approx(by_formula, rel=0.15)
+    scores = [100 * first / EXAMPLES for first in (240, 250, 260)]
+    assert bert["fine-tuning seeds"] == f"{statistics.stdev(scores) / 3**0.5:.2f} (3)"
+    assert bert["pre-training seeds"] == "? (1)" and bert["mean"] == "62.50"
+    (difference,) = differences
+    assert difference["mean"] == "+2.50" and difference["95 % over fine-tuning seeds"] == "+2.50 to +2.50 (3)"
+    share = 30 / EXAMPLES  # ten for each of three seeds, and each of these seeds is a third of the mean
+    expected = 100 * np.sqrt(share * (1 - share) / EXAMPLES) / 3
+    assert float(difference["development examples"]) == pytest.approx(expected, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "updates", "reference"),
+    [
+        ("tupe_r", 1_000_000, "bert_a @ 1M"),
+        ("tupe_r", 100_000, "bert_a @ 100k"),
+        ("bert_a_large", 1_000_000, None),
+        ("tupe_a_large", 1_000_000, "bert_a_large @ 1M"),
+        ("electra_tupe_r", 1_000_000, "electra_a @ 1M"),
+        ("electra_tupe_r", 100_000, None),
+        ("bert_a", 1_000_000, None),
+    ],
+)
+def test_differences_are_from_the_plain_model_of_the_same_kind(tmp_path, architecture, updates, reference):
+    """Of the same family and size, after as many updates. Variants, which sort before, are not it."""
+    plain = [("bert_a", 100_000), ("bert_a", 1_000_000), ("bert_a_large", 1_000_000), ("electra_a", 1_000_000)]
+    for name, count in {*plain, (architecture, updates)}:
+        path = f"/runs/{name}/{count}.pt"
+        write_run(tmp_path / f"{name}{count}", "RTE", 2e-5, 1, 60.0, architecture=name, updates=count, pretrained=path)
+    more = {"architecture": "bert_a", "updates": updates, "variant": "position shaw", "pretrained": "/runs/shaw.pt"}
+    write_run(tmp_path / "variant", "RTE", 2e-5, 1, 60.0, **more)
+    _, differences = tables_of(tmp_path)
+    of_model = [row["minus"] for row in differences if row["model"] == f"{architecture} @ {with_unit(updates)}"]
+    assert of_model == [reference] * (reference is not None)
+
+
+def test_differences_need_a_reference_with_the_same_settings(tmp_path):
+    write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, architecture="bert_a", epochs=3)
+    write_run(tmp_path / "b", "RTE", 2e-5, 1, 60.0, architecture="tupe_r", epochs=10)
+    assert len(tables_of(tmp_path)) == 1
+    write_run(tmp_path / "c", "RTE", 2e-5, 1, 60.0, architecture="bert_a", epochs=10)
+    _, differences = tables_of(tmp_path)
+    assert [(row["model"], row["minus"]) for row in differences] == [
+        ("tupe_r (max_epoch 10) @ 1M", "bert_a (max_epoch 10) @ 1M")
+    ]
+
+
+def write_pretraining(folder, seed, data="corpus", lr=1e-3, arch="bert_a_tiny", config={}):  # noqa: B006
+    """The record of a pre-training; returns the path of its checkpoint."""
+    folder.mkdir(parents=True)
+    Record("masked_lm", arch, seed=seed, lr=lr, data=data, config=config, started_at="today").save(folder)
+    return str(folder / "checkpoint_last.pt")
+
+
+@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+def test_several_runs_of_pre_training_show_what_it_varies(tmp_path, engine):
+    for seed, score in enumerate((60.0, 62.0), 1):
+        path = write_pretraining(tmp_path / "pretrained" / str(seed), seed)
+        path = path if engine == "fairseq" else str(tmp_path / "pretrained" / str(seed))  # the folder is the model
+        write_run(tmp_path / str(seed), "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
+    rows, _ = tables_of(tmp_path)
+    assert [row["pre-training seeds"] for row in rows] == ["1.00 (2)"] * 2
+    assert [row["fine-tuning seeds"] for row in rows] == ["? (1)"] * 2
+    assert [row["development examples"] for row in rows] == ["?"] * 2  # no predictions were kept
+
+
+def test_differences_are_paired_by_the_seed_of_pre_training(tmp_path):
+    """Two models, three pre-trainings each, whose differences are 1, 3 and 2: 2 +- t(2) / sqrt(3)."""
+    for architecture, scores in (("bert_a_tiny", (60.0, 62.0, 64.0)), ("tupe_a_tiny", (61.0, 65.0, 66.0))):
+        for seed, score in enumerate(scores, 1):
+            path = write_pretraining(tmp_path / "pretrained" / f"{architecture}{seed}", seed, arch=architecture)
+            write_run(tmp_path / f"{score}", "RTE", 2e-5, 1, score, architecture=architecture, pretrained=path)
+    _, differences = tables_of(tmp_path)
+    shown = {(row["model"].split()[0], row["95 % over pre-training seeds"]) for row in differences}
+    assert shown == {("tupe_a_tiny", "-0.48 to +4.48 (3)"), ("bert_a_tiny", "? (0)")}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"seed": 1}, {"seed": 2, "data": "more"}, {"seed": 2, "lr": 2e-3}, {"seed": 2, "config": {"model.dropout": 0}},
+     None],
+    ids=["a copy", "another corpus", "another learning rate", "another dropout", "no record"],
+)  # fmt: skip
+def test_what_is_not_known_to_be_another_seed_of_pre_training_does_not_count_as_one(tmp_path, other):
+    paths = [write_pretraining(tmp_path / "pretrained" / "1", 1), str(tmp_path / "pretrained" / "x" / "last.pt")]
+    if other:
+        paths[1] = write_pretraining(tmp_path / "pretrained" / "x", **other)
+    for path, score in zip(paths, (60.0, 62.0), strict=True):
+        folder = tmp_path / f"{score}"
+        write_run(folder, "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
+    rows, _ = tables_of(tmp_path)
+    assert [row["pre-training seeds"] for row in rows] == ["? (1)"] * 2

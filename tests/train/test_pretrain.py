@@ -1,0 +1,771 @@
+"""`tupe pretrain --engine transformers`: the numbers of the first engine, resuming, signals, several processes."""
+
+import importlib
+import json
+import logging
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+
+import helpers
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from helpers import (
+    descendants,
+    ended,
+    file_system,
+    fork,
+    fork_tupe,
+    free_port,
+    has_ended,
+    load,
+    pretrain_arguments,
+    train,
+    wait_until,
+    write_data,
+)
+from safetensors.torch import load_file
+
+import tupe.hf  # noqa: F401
+from tupe.cli import main
+from tupe.common import pace
+from tupe.common.recipes import read as read_recipe
+from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
+from tupe.modeling_tupe import TupeForMaskedLM
+from tupe.train import pretrain
+from tupe.train.run import STATE, SUMS, checkpoints, newest, seal, set_damaged_aside
+from tupe.train.settle import settle
+
+TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]
+TINY += ["--batch-size=4", "--max-update=14", "--gpus=0", "--allocator=none", "--num-workers=0"]
+NO_DROPOUT = ["--dropout=0", "--attention-dropout=0"]
+
+
+def begin(data, folder, *words, **options):
+    where = [f"--data={data}", f"--output={folder}"]
+    return fork_tupe("pretrain", "--engine=transformers", *where, *TINY, *words, **options)
+
+
+def refused(data, folder, *words):
+    """The one line of a command that is refused."""
+    command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={folder}", *TINY, *map(str, words)]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == REFUSED, result.output
+    assert len(result.output.splitlines()) == 1
+    return result.output
+
+
+def weights(folder):
+    return {name.removeprefix("tupe."): value for name, value in load_file(folder / "model.safetensors").items()}
+
+
+def logged(folder):
+    """[(loss in bits, gradient norm)] of every update."""
+    history = json.loads((newest(folder)[1] / STATE).read_text())["log"]
+    return [(entry["loss"], entry["grad_norm"]) for entry in history if entry["kind"] == "train"]
+
+
+def same(one, two):
+    """Whether two runs are equal to the bit, in weights, losses and scores."""
+    a, b = weights(one), weights(two)
+    return all(torch.equal(a[k], b[k]) for k in a | b) and logged(one) == logged(two) and (
+        read(one).scores == read(two).scores
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Folder of an undisturbed run of 14 updates, with dropout: two epochs and a bit."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------- the same numbers
+
+
+@pytest.mark.parametrize(
+    "arch, more",
+    [
+        ("tupe_r_tiny", ["--max-update=12", "--update-freq=3"]),  # with dropout; updates that are filled up
+        pytest.param("tupe_r_tiny", [*NO_DROPOUT, "--max-update=100"], marks=pytest.mark.thorough),
+        pytest.param("bert_a_tiny", [*NO_DROPOUT, "--max-update=100"], marks=pytest.mark.thorough),
+        pytest.param("modernbert_tiny", [*NO_DROPOUT, "--max-update=30"], marks=pytest.mark.thorough),
+    ],
+)  # fmt: skip
+def test_both_engines_compute_the_same(arch, more, data, tmp_path):
+    """Same data, recipe and seed: the same losses, gradients and weights to rounding, update by update."""
+    words = [f"--arch={arch}", "--seed=5", "--total-num-update=100", "--lr=0.001", *more]
+    theirs = train(pretrain_arguments(data, tmp_path / "fairseq", "--num-workers=0", *words, arch=arch))
+    assert ended(begin(data, tmp_path / "here", *words)) == 0
+    ours = logged(tmp_path / "here")
+    assert len(ours) == len(theirs) >= 12
+    expected = [(loss / math.log(2), norm) for loss, norm in theirs]
+    np.testing.assert_allclose(ours, expected, rtol=2e-4)
+    model, own = load(tmp_path / "fairseq" / "checkpoint_last.pt")["model"], weights(tmp_path / "here")
+    assert own.keys() == {key for key in model if not key.endswith("_extra_state")}
+    apart = {key: float((own[key] - model[key]).abs().max()) for key in own}
+    assert {key: value for key, value in apart.items() if value > 2e-5} == {}
+    one, two = (read(tmp_path / folder) for folder in ("fairseq", "here"))
+    scores = [[(s["epoch"], s["num_updates"], s["split"]) for s in run.scores] for run in (one, two)]
+    assert scores[0] == scores[1]
+    losses = [[score["loss"] for score in run.scores] for run in (one, two)]
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-3)
+    names = ("task", "architecture", "variant", "seed", "lr", "budget", "splits", "data", "dictionary", "left_out")
+    assert {name: getattr(one, name) for name in names} == {name: getattr(two, name) for name in names}
+
+
+# ----------------------------------------------------------------------------------------------------------- resuming
+
+
+def test_what_a_run_leaves_behind(whole, data):
+    names = {path.name for path in whole.iterdir()}
+    weights = {"checkpoint-14", "config.json", "dict.txt", "model.safetensors", "partial", STATE}
+    assert updates_of(whole) == 14
+    assert names == weights | {"lock", "record.json", "train.log"}
+    record = read(whole)
+    assert record.state == "finished" and record.config["engine"] == "transformers" and record.scores[0]["best"]
+    assert {"transformers", "safetensors"} <= record.versions.keys()
+    assert (whole / "dict.txt").read_bytes() == (data / "dict.txt").read_bytes()
+
+
+def test_the_model_loads_in_transformers(whole):
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(whole)
+    assert type(model).__module__ == "tupe.modeling_tupe"
+    own, theirs = weights(whole), model.state_dict()
+    theirs.pop("decoder.weight")  # the token embeddings
+    assert all(torch.equal(value, own[name.removeprefix("tupe.")]) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("update", "passes"),
+    [(6, 2), pytest.param(6, 4, marks=pytest.mark.thorough), pytest.param(7, 1, marks=pytest.mark.thorough)],
+)  # fmt: skip
+def test_a_signal_stops_before_the_next_pass_and_the_run_resumes_exactly(update, passes, data, tmp_path, monkeypatch):
+    """In the middle of an update of four passes; in its last one, after which it is whole; where a checkpoint of the
+    last whole one is there already. No pass begins after the signal."""
+    losses_of, words = pretrain.Pretraining.losses_of, ["--save-interval-updates=3", "--micro-batch-size=1"]
+    done = update if passes == 4 else update - 1
+
+    def count(self, *args, **kwargs):
+        if self.model.training:
+            with (tmp_path / "passes").open("a") as file:
+                file.write(f"{self.done + 1}\n")
+            begun = (tmp_path / "passes").read_text().split()
+            if begun[-1] == str(update) and begun.count(begun[-1]) == passes:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return losses_of(self, *args, **kwargs)
+
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain.Pretraining, "losses_of", count)
+        assert ended(begin(data, folder, *words)) == STOPPED
+    assert len((tmp_path / "passes").read_text().split()) == 4 * (update - 1) + passes
+    assert newest(folder)[0] == done and state_of(folder) == "open"
+    assert read(folder).failure["status"] == STOPPED and not (folder / "model.safetensors").exists()
+    assert [ended(begin(data, path, *words)) for path in (folder, whole)] == [0, 0]
+    assert same(folder, whole)
+
+
+def test_a_signal_in_the_first_update_leaves_nothing_behind(data, tmp_path, monkeypatch):
+    losses = pretrain.Pretraining.losses_of
+
+    def losses_of(self, *args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return losses(self, *args)
+
+    monkeypatch.setattr(pretrain.Pretraining, "losses_of", losses_of)
+    assert ended(begin(data, tmp_path, "--micro-batch-size=1")) == STOPPED
+    assert newest(tmp_path) == (0, None) and state_of(tmp_path) == "open"
+
+
+def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch):
+    """It has one pass behind it then, and no run has begun. A resumed run has been asked."""
+    monkeypatch.setattr(pace, "LONG", 0)
+    log, words = tmp_path / "log", ["--micro-batch-size=2", "--disable-validation"]
+    assert ended(begin(data, tmp_path / "run", *words, log=log)) == REFUSED
+    said = log.read_text().splitlines()
+    assert "after the first pass of 2: " in said[-2] and "14 updates would take about" in said[-1]
+    assert said[-1].endswith(", or add --yes") and not newest(tmp_path / "run")[0]
+    assert ended(begin(data, tmp_path / "run", "--arch=bert_a_tiny", "--yes", *words, log=log)) == 0
+    assert "after 5 updates: " in log.read_text()
+    assert ended(begin(data, tmp_path / "run", "--arch=bert_a_tiny", "--max-update=15", *words)) == 0
+    shown = CliRunner().invoke(main, ["pretrain", "--engine=transformers", f"--data={data}", "--output=r", "--dry-run"])
+    assert shown.exit_code == 0 and "--yes" not in shown.output
+
+
+def killed_and_resumed(data, folder, kills, updates, words):
+    """Kill a run at random moments, and let it end. Returns at how many updates it was."""
+    chance, found = random.Random(kills), []
+    while True:
+        process = begin(data, folder, *words, log=folder.parent / "log")
+        if len(found) < kills:  # after updates that it has not done yet, or while it begins
+            after = chance.randrange(updates)
+            wait_until(lambda p=process, n=after: p.exitcode is not None or newest(folder)[0] >= n, seconds=240)
+            process.join(chance.uniform(0, 0.3 if found else 0))
+        else:
+            process.join()
+        if process.exitcode is not None:
+            assert process.exitcode == 0, (folder.parent / "log").read_text()
+            return found
+        tree = descendants(process.pid)
+        for pid in tree:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda tree=tree: all(has_ended(pid) for pid in tree))
+        process.join()
+        found.append(newest(folder)[0])
+
+
+@pytest.mark.parametrize(
+    "kills, updates",
+    [pytest.param(20, 400, marks=pytest.mark.slow), pytest.param(2, 60, marks=pytest.mark.thorough)],
+)
+def test_a_killed_run_resumes_exactly(kills, updates, data, tmp_path):
+    words = [f"--max-update={updates}", "--save-interval-updates=2", "--num-workers=2", "--keep-interval-updates=1"]
+    whole, folder = tmp_path / "whole", tmp_path / "killed" / "run"
+    assert ended(begin(data, whole, *words)) == 0
+    folder.parent.mkdir()
+    found = killed_and_resumed(data, folder, kills, updates * 2 // 3, words)
+    assert found and same(folder, whole), found
+    assert len(checkpoints(folder)) == 1 and not list((folder / "partial").iterdir())
+
+
+def test_half_a_checkpoint_is_none(data, whole, tmp_path):
+    """Killed while it wrote one, or while it deleted one."""
+    folder = tmp_path / "run"
+    assert ended(begin(data, folder, "--save-interval-updates=3", "--max-update=6", "--total-num-update=14")) == 0
+    (folder / "partial" / "checkpoint-9").mkdir()
+    (folder / "partial" / "checkpoint-9" / STATE).write_text("{")
+    (folder / "checkpoint-12").mkdir()
+    assert newest(folder)[0] == 6
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    a, b = weights(folder), weights(whole)
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 80, b"\xff" * 80, b"not a sum"])
+def test_damaged_checksums_are_damage(content, tmp_path):
+    """Also for the second time: the first damaged checkpoint keeps its name."""
+    for updates in (5, 10, 10):
+        path = tmp_path / f"checkpoint-{updates}"
+        path.mkdir()
+        (path / STATE).touch()
+        seal(path)
+        if updates == 10:
+            (path / SUMS).write_bytes(content)
+            set_damaged_aside(tmp_path)
+    assert {path.name for path in tmp_path.glob("*")} == {
+        "checkpoint-5", "damaged-checkpoint-10", "damaged-checkpoint-10-2"
+    }  # fmt: skip
+
+
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_taken(data, whole, tmp_path):
+    folder, words = tmp_path / "run", ["--save-interval-updates=3", "--keep-interval-updates=2"]
+    assert ended(begin(data, folder, "--max-update=9", "--total-num-update=14", *words)) == 0
+    for name in ("model.safetensors", "optimizer.pt"):  # a bit of it is wrong; it is cut off
+        file = newest(folder)[1] / name
+        content = bytearray(file.read_bytes()[: -1000 if name == "optimizer.pt" else None])
+        content[-100] ^= 1
+        file.unlink()  # the model has a second name
+        file.write_bytes(content)
+        assert ended(begin(data, folder, *words, log=tmp_path / "log")) == 0
+        assert f"({name} is not what was written)" in (tmp_path / "log").read_text()
+        a, b = weights(folder), weights(whole)
+        assert all(torch.equal(a[key], b[key]) for key in a)
+        record = read(folder)
+        record.state, record.finished_at = "running", None
+        record.save(folder)
+    assert {path.name for path in folder.glob("damaged-*")} == {"damaged-checkpoint-9", "damaged-checkpoint-14"}
+    for path in checkpoints(folder).values():
+        (path / "optimizer.pt").unlink()
+    assert ended(begin(data, folder, *words, log=tmp_path / "log")) == REFUSED
+    assert "(optimizer.pt is missing), and no other there is whole" in (tmp_path / "log").read_text().splitlines()[-1]
+    assert newest(folder)[0] == 14
+
+
+class Poison:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_of_a_checkpoint_is_run(data, tmp_path):
+    folder = tmp_path / "run"
+    assert ended(begin(data, folder, "--max-update=2")) == 0
+    path = newest(folder)[1]
+    torch.save(Poison(tmp_path / "ran"), path / "optimizer.pt")
+    (path / SUMS).unlink()
+    assert ended(begin(data, folder, "--max-update=3", log=tmp_path / "log")) == REFUSED
+    assert "optimizer.pt refused: " in (tmp_path / "log").read_text().splitlines()[-1]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_prolonged_run_has_the_rate_of_its_new_schedule_at_once(data, tmp_path):
+    for updates in (4, 8):
+        assert ended(begin(data, tmp_path, f"--max-update={updates}")) == 0
+    history = json.loads((newest(tmp_path)[1] / STATE).read_text())["log"]
+    rates = [entry["learning_rate"] for entry in history if entry["kind"] == "train"]
+    assert rates[4:] == pytest.approx([0.01 * (8 - n) / 6 for n in range(4, 8)])
+
+
+CONSTANT = ["--lr-scheduler=constant_cooldown", "--warmup-updates=1", "--cooldown-updates=2"]
+
+
+def test_a_branch_is_the_shorter_run(data, tmp_path):
+    """A copy of the long run, with its checkpoint of the update at which the shorter one's cool-down begins."""
+    long, short, branch = (tmp_path / name for name in ("long", "short", "branch"))
+    keeping = ["--save-interval-updates=3", "--keep-interval-updates=-1"]
+    assert ended(begin(data, long, *CONSTANT, "--max-update=8", *keeping)) == 0
+    assert ended(begin(data, short, *CONSTANT, "--max-update=5")) == 0
+    shutil.copytree(long / "checkpoint-3", branch / "checkpoint-3")
+    assert ended(begin(data, branch, *CONSTANT, "--max-update=5")) == 0
+    assert same(branch, short) and not same(branch, long)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--cooldown-updates=3"], "cooldown_updates=3: polynomial_decay has no such option"),
+        ([*CONSTANT, "--power=2"], "power=2.0: constant_cooldown has no such option"),
+        ([*CONSTANT, "--cooldown-updates=14"], "1 updates of warm-up and 14 of cool-down: valid: at most 14 in all"),
+    ],
+)
+def test_a_schedule_takes_its_own_options(words, message, data, tmp_path):
+    assert message in refused(data, tmp_path / "run", *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_copy_of_a_checkpoint_under_another_name_is_none(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-2-backup", "checkpoint-best"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / STATE).touch()
+    assert checkpoints(tmp_path) == {2: tmp_path / "checkpoint-2"}
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished(data, whole, tmp_path):
+    folder = shutil.copytree(whole, tmp_path / "run")
+    record = read(folder)
+    record.state, record.finished_at = "running", None
+    record.save(folder)
+    (folder / "model.safetensors").unlink()
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    assert same(folder, whole) and read(folder).state == "finished"
+
+
+def test_it_needs_no_fairseq(data, whole, tmp_path):
+    """Where fairseq, Hydra and OmegaConf cannot be imported."""
+
+    def run():
+
+        logging.root.handlers.clear()
+        sys.modules.update(dict.fromkeys(["fairseq", "fairseq_cli", "hydra", "omegaconf"]))
+        importlib.import_module("tupe.cli").main()
+
+    command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={tmp_path / 'run'}", *TINY]
+    assert ended(fork(run, "tupe", *command, "--save-interval-updates=3", anew=True)) == 0
+    assert same(tmp_path / "run", whole)
+
+
+# ----------------------------------------------------------------------------------------------- one folder, one run
+
+
+def test_a_folder_belongs_to_one_run(data, whole, tmp_path):
+    before = (whole / "record.json").read_text()
+    other = write_data(tmp_path / "other", seed=7)
+    assert "holds another run (lr 0.01 there, 0.02 here)" in refused(data, whole, "--lr=0.02")
+    assert "data " in refused(other, whole) and "seed 1 there, 2 here" in refused(data, whole, "--seed=2")
+    assert (whole / "record.json").read_text() == before
+
+
+def test_a_folder_belongs_to_one_engine(data, whole, tmp_path):
+    pytest.importorskip("fairseq")
+    command = [word for word in TINY if word != "--allocator=none"]
+    theirs = CliRunner().invoke(main, ["pretrain", f"--data={data}", f"--output={whole}", "--allocator=none", *command])
+    assert theirs.exit_code == REFUSED and "engine transformers there" in theirs.output
+    train(pretrain_arguments(data, tmp_path / "run", "--num-workers=0", "--max-update=2"))
+    assert "engine fairseq there, transformers here" in refused(data, tmp_path / "run", "--max-update=2")
+
+
+def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(data, whole):
+    before = (whole / "record.json").read_text()
+    assert ended(begin(data, whole, "--save-interval-updates=3")) == 0
+    with locked(whole / "lock"):
+        assert ended(begin(data, whole, "--save-interval-updates=3")) == BUSY
+    assert (whole / "record.json").read_text() == before
+
+
+def test_a_finished_run_is_left_alone_without_its_checkpoints(data, whole, tmp_path):
+    """Who has the model may delete the checkpoints, which are three times as large."""
+    folder = shutil.copytree(whole, tmp_path / "run")
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    before = [(folder / name).read_bytes() for name in ("record.json", "model.safetensors")]
+    assert ended(begin(data, folder, "--save-interval-updates=3")) == 0
+    assert ended(begin(data, folder, "--save-interval-updates=3", "--max-update=20")) == REFUSED
+    assert [(folder / name).read_bytes() for name in ("record.json", "model.safetensors")] == before
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain.ForPretraining, "forward", lambda self, input_ids, **rest: self.lm_head.bias.sum() / 0)
+    assert ended(begin(data, tmp_path)) == DIVERGED
+    assert read(tmp_path).failure["reason"].startswith("diverged") and not checkpoints(tmp_path)
+
+
+def test_no_model_is_saved_after_a_loss_that_is_not_finite(data, tmp_path, monkeypatch):
+    """It would take the place of the last good one."""
+    losses = pretrain.Pretraining.losses_of
+
+    def losses_of(self, *args):
+        total, predictions = losses(self, *args)
+        return total * (math.nan if self.done == 7 and self.model.training else 1), predictions
+
+    monkeypatch.setattr(pretrain.Pretraining, "losses_of", losses_of)
+    words = ["--log-interval=100", "--save-interval-updates=3", "--keep-interval-updates=1"]
+    assert ended(begin(data, tmp_path, *words)) == DIVERGED
+    assert list(checkpoints(tmp_path)) == [6] and "update 9" in read(tmp_path).failure["reason"]
+
+
+def test_a_full_disk_stops_the_run_and_harms_no_checkpoint(data, whole, tmp_path, monkeypatch):
+    save = pretrain.Pretraining.save
+    with file_system(tmp_path / "disk", 40) as disk:
+
+        def full(self, *args, **kwargs):
+            if self.done == 9:
+                (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free - 2**20))
+            return save(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(pretrain.Pretraining, "save", full)
+            log = tmp_path / "log"
+            assert ended(begin(data, disk / "run", "--save-interval-updates=3", log=log)) == REFUSED
+        last = log.read_text().splitlines()[-1]
+        assert last.endswith("checkpoint-9 cannot be written: the disk is full; existing checkpoints are unchanged")
+        assert newest(disk / "run")[0] == 6 and state_of(disk / "run") == "failed"
+        (disk / "filler").unlink()
+        assert ended(begin(data, disk / "run", "--save-interval-updates=3")) == 0
+        assert same(disk / "run", whole)
+
+
+def test_tensorboard_and_wandb_get_what_is_logged(data, tmp_path, monkeypatch):
+    """The latter is a stand-in for the package."""
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "wandb.py").write_text(
+        "import json, os\n"
+        "def write(kind, content):\n"
+        "    with open(os.environ['WANDB_LOG'], 'a') as file:\n"
+        "        file.write(json.dumps([kind, content]) + '\\n')\n"
+        "def init(project, dir, config): write('init', project)\n"
+        "def log(content, step): write('log', content | {'step': step})\n"
+        "def finish(): write('finish', None)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    log, printed = tmp_path / "log", tmp_path / "printed"
+    words = ["--wandb-project=own", f"--tensorboard-logdir={tmp_path / 'board'}", "--max-update=3"]
+    assert ended(begin(data, tmp_path / "run", *words, WANDB_LOG=str(log), log=printed)) == 0, printed.read_text()
+    written = b"".join(path.read_bytes() for path in (tmp_path / "board").rglob("events*"))
+    assert b"train/loss" in written and b"eval/valid_loss" in written
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert lines[0] == ["init", "own"] and lines[-1] == ["finish", None]
+    told = [(content["step"], content["train/loss"]) for _, content in lines[1:-1] if "train/loss" in content]
+    assert told == [(update, loss) for update, (loss, _) in enumerate(logged(tmp_path / "run"), 1)]
+    assert any("eval/valid_loss" in content for _, content in lines[1:-1])
+
+
+# ------------------------------------------------------------------------------------------------- several processes
+
+
+def begin_two(data, folder, *words):
+    own = [word for word in (*TINY, *words) if word[:5] not in ("--gpu", "--all")]
+    return helpers.begin_two(folder, own, data)
+
+
+@pytest.mark.thorough
+def test_two_processes_equal_one_with_twice_the_steps(data, tmp_path, monkeypatch):
+    words = ["--dropout=0", "--attention-dropout=0", "--max-update=12"]
+    two = begin_two(data, tmp_path / "two", *words, "--batch-size=2", "--update-freq=2")
+    assert [ended(process) for process in two] == [0, 0]
+    assert ended(begin(data, tmp_path / "one", *words, "--batch-size=2", "--update-freq=4")) == 0
+    np.testing.assert_allclose(logged(tmp_path / "two"), logged(tmp_path / "one"), rtol=1e-4)
+    a, b = weights(tmp_path / "two"), weights(tmp_path / "one")
+    assert all(torch.allclose(a[key], b[key], atol=1e-4) for key in a)
+    pairs = zip(read(tmp_path / "two").scores, read(tmp_path / "one").scores, strict=True)
+    assert all(abs(x["loss"] - y["loss"]) < 1e-4 for x, y in pairs)
+    differences = read(tmp_path / "two").differences(read(tmp_path / "one"))
+    assert not differences, "one may go on with the other's run"
+
+
+@pytest.mark.thorough
+def test_a_run_goes_on_with_other_processes_and_batches(data, tmp_path):
+    """The same losses, whatever divides an update: the blocks and masks are the same."""
+    words, whole, parts = [*NO_DROPOUT, "--total-num-update=14"], tmp_path / "whole", tmp_path / "parts"
+    assert ended(begin(data, whole, *words)) == 0
+    assert ended(begin(data, parts, *words, "--max-update=5", "--micro-batch-size=1")) == 0
+    two = begin_two(data, parts, *words, "--max-update=9", "--batch-size=2", "--update-freq=1")
+    assert [ended(process) for process in two] == [0, 0]
+    assert ended(begin(data, parts, *words, "--micro-batch-size=2")) == 0
+    assert len(logged(parts)) == 14
+    np.testing.assert_allclose(*([loss for loss, _ in logged(folder)] for folder in (parts, whole)), rtol=1e-5)
+
+
+def test_several_folders_are_trained_on(data, tmp_path):
+    """By both engines alike, in every epoch."""
+    pytest.importorskip("fairseq")
+    other, words = write_data(tmp_path / "other", lines=30), [*NO_DROPOUT, "--max-update=8", "--total-num-update=8"]
+    shutil.copy(data / "dict.txt", other)
+    both = f"{data}:{other}"
+    assert ended(begin(both, tmp_path / "here", *words)) == 0
+    theirs = train(pretrain_arguments(both, tmp_path / "fairseq", "--num-workers=0", *words))
+    ours = [loss * math.log(2) for loss, _ in logged(tmp_path / "here")]
+    np.testing.assert_allclose(ours, [loss for loss, _ in theirs], rtol=1e-4)
+    assert read(tmp_path / "here").data == read(tmp_path / "fairseq").data != ""
+
+
+@pytest.mark.thorough
+def test_a_signal_to_one_process_stops_both_at_one_update(data, tmp_path, monkeypatch):
+    """In the second of four passes: the update is dropped, unless the other process is in its last pass already."""
+    losses, words, passes = pretrain.Pretraining.losses_of, ["--batch-size=1", "--update-freq=4"], []
+
+    def losses_of(self, *args):
+        if self.done == 2 and self.place.rank == 1 and self.model.training:
+            passes.append(self.done)
+            if len(passes) == 2:
+                os.kill(os.getpid(), signal.SIGUSR1)
+        return losses(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pretrain.Pretraining, "losses_of", losses_of)
+        two = begin_two(data, tmp_path / "two", *words)
+        assert [ended(process) for process in two] == [STOPPED, STOPPED]
+    assert newest(tmp_path / "two")[0] in (2, 3)
+    assert [ended(process) for process in begin_two(data, tmp_path / "two", *words)] == [0, 0]
+    assert [ended(process) for process in begin_two(data, tmp_path / "whole", *words)] == [0, 0]
+    assert same(tmp_path / "two", tmp_path / "whole")
+
+
+@pytest.mark.thorough
+def test_a_model_of_which_each_process_holds_a_part_is_the_same(data, tmp_path):
+    """FSDP2. Losses, gradients and weights are those of two processes with all of the model; it resumes, also with all
+    of the model in each process; the checkpoint loads in one."""
+    words = ["--dropout=0", "--attention-dropout=0", "--batch-size=2", "--update-freq=2", "--total-num-update=6"]
+    sharded = ["--ddp-backend=fully_sharded", *words]
+    for folder, more in (("whole", words), ("sharded", [*sharded, "--max-update=3"]), ("sharded", sharded)):
+        two = begin_two(data, tmp_path / folder, "--max-update=6", *more)
+        assert [ended(process) for process in two] == [0, 0]
+    np.testing.assert_allclose(logged(tmp_path / "sharded"), logged(tmp_path / "whole"), rtol=1e-4)
+    a, b = weights(tmp_path / "sharded"), weights(tmp_path / "whole")
+    assert a.keys() == b.keys() and all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
+    TupeForMaskedLM.from_pretrained(tmp_path / "sharded")
+    assert "ddp_backend fully_sharded there" in refused(data, tmp_path / "sharded", *words)
+
+
+@pytest.mark.slow
+def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_path):
+    """As Slurm does it: a command on each node, USR1 to torchrun, the same commands again."""
+
+    def nodes(folder, *words):
+        more = ["--nodes=2", "--batch-size=2", "--max-update=60", f"--master-port={free_port()}", *words]
+        logs = [tmp_path / f"log{rank}" for rank in range(2)]
+        for log in logs:
+            log.touch()
+        return [begin(data, folder, *more, f"--node-rank={rank}", log=logs[rank]) for rank in range(2)]
+
+    first = nodes(tmp_path / "two")
+    wait_until(lambda: "update 5/60" in (tmp_path / "log0").read_text(), 120)
+    os.kill(first[1].pid, signal.SIGUSR1)
+    assert [ended(process) for process in first] == [STOPPED, STOPPED]
+    assert 5 <= newest(tmp_path / "two")[0] < 60 and state_of(tmp_path / "two") == "open"
+    for folder in ("two", "whole"):
+        assert [ended(process) for process in nodes(tmp_path / folder)] == [0, 0]
+    assert same(tmp_path / "two", tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--lr-shrink=0.5"], "unknown option --lr-shrink"),
+        (["--stop-at-jump=2"], "--stop-at-jump is not known to --engine transformers"),
+        (["--recipe=pretrain_electra"], "is no ELECTRA; valid with --criterion electra"),
+        (["--arch=electra_tupe_r_tiny"], "an ELECTRA, which only --engine fairseq does"),
+        (["--optimizer=sgd"], "optimizer._name=sgd: valid with --engine transformers: adam, adamw_fused"),
+        (["--long-sentences=skip"], "long_sentences=skip: valid with --engine transformers: cut"),
+        (["--fp16"], "--fp16 needs a GPU"),
+        (["--lr=[0.1,0.2]"], "one number for each epoch is for --engine fairseq"),
+        (["--dropout=2"], "--dropout is 2; valid: 0 to 0.99"),
+        (["--preset=nothing"], "model=nothing not found"),
+        (["--preset=rope"], "model=rope is bert_a, not tupe_r_tiny"),
+        (["--position=nothing"], "nothing"),
+        (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),
+        (["--valid-subset=test"], "has no split 'test'; valid: train, valid"),
+        (["dataset.valid_subset=test"], "has no split 'test'; valid: train, valid"),
+        (["--gpus=9"], "--gpus 9: this machine has"),
+        (["--ddp-backend=fully_sharded"], "--ddp-backend fully_sharded needs"),
+        (["--wandb-project=x"], "--wandb-project needs wandb: pip install wandb"),
+        (["--tensorboard-logdir", "--seed=9"], "--tensorboard-logdir: expected one argument"),
+        (["dataset.required_batch_size_multiple=8"], "size_multiple is not known to --engine transformers"),
+        (["common.fp16_init_scale=4"], "common.fp16_init_scale is not known to --engine transformers"),
+        (["dataset.disable_validation=3"], "--disable-validation is 3; valid: true, false"),
+        (["optimization.clip_norm=${optimization.nix}"], "clip_norm=${optimization.nix}: optimization.nix not found"),
+        (["optimization.clip_norm=${optimization.clip_norm}"], "clip_norm=${optimization.clip_norm} leads back to"),
+        (["optimization.clip_norm=null"], "--clip-norm is None; valid: 0 to 1e+06"),
+        (["model.embed_norm=false"], "--embed-norm is False; valid: auto, yes, no"),
+        (["--valid-subset="], "--valid-subset is ''; valid: a text"),
+        (["--position="], "--position is ''; valid: a text"),
+        (["--arch="], "--arch: unknown value ''"),
+        (["--preset="], "model= not found"),
+        (["optimization.update_freq=[1.5]"], "--update-freq is [1.5]; valid: numbers from 1"),
+        (["common.tensorboard_logdir=${oc.env:HOME}/x"], "logdir=${oc.env:HOME}/x: valid: ${section.key}"),
+        (["--ddp-backend=slowmo"], "valid with --engine transformers: pytorch_ddp, fully_sharded"),
+    ],
+)  # fmt: skip
+def test_what_it_does_not_have_is_refused_by_name(words, message, data, tmp_path):
+    assert message in refused(data, tmp_path / "run", *words)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoint-5/trainer_state.json", "checkpoint-5/training.json", "config.json", "own.safetensors",
+        "checkpoint_last.pt",
+    ],
+)  # fmt: skip
+def test_a_folder_of_another_program_is_left_alone(name, data, tmp_path):
+    """One without a record: a model, or checkpoints of anybody's Trainer, which this one would go on from."""
+    file, own = tmp_path / "run" / name, tmp_path / "run" / "partial" / "notes.txt"
+    for path in (file, own):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    assert f"holds {name.partition('/')[0]}, which is of no run known here" in refused(data, tmp_path / "run")
+    assert file.read_text() == own.read_text() == "{}" and len(list((tmp_path / "run").rglob("*.*"))) == 2
+
+
+def test_fewer_updates_than_a_stopped_run_has_are_refused(data, whole, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    record = json.loads((run / "record.json").read_text())
+    (run / "record.json").write_text(json.dumps(record | {"state": "stopped"}))
+    assert "has 14 updates already; valid: at least 14, or another folder" in refused(data, run, "--max-update=9")
+
+
+def test_the_environment_does_not_choose_the_precision(data, whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert ended(begin(data, tmp_path / "run", "--save-interval-updates=3")) == 0
+    assert same(tmp_path / "run", whole)
+
+
+def test_other_processes_in_the_environment_are_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "WORLD_SIZE=2, --gpus and --nodes make 1: unset it" in refused(data, tmp_path / "run")
+
+
+def settled(recipe, *words):
+    return settle(read_recipe(recipe, words))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+@pytest.mark.parametrize("words", [
+    [], ["dataset.batch_size=12"], ["--batch-size=12"], ["optimization.update_freq=[4]"],
+    ["--update-freq=2", "--batch-size=6"], ["dataset.batch_size_valid=10"],
+    ["--batch-size-valid=10", "--batch-size=48"],
+])  # fmt: skip
+@pytest.mark.parametrize("recipe", ["pretrain", "pretrain_small"])
+def test_batches_mean_the_same_to_both_engines(recipe, words, processes, data):
+    """Of an update, and of the held-out text that is scored."""
+    launch = pytest.importorskip("tupe.plugin.launch")
+    settings = read_recipe(recipe, [*words, "dataset.max_valid_steps=5"])
+    theirs = launch.training_options(settings, data, processes, dry_run=True)
+    ours = settle(settings, processes).values
+    for place in ("dataset.batch_size", "optimization.update_freq"):
+        assert ours[place] == theirs[place]
+    held_out = theirs.get("dataset.batch_size_valid") or theirs["dataset.batch_size"]
+    assert ours["dataset.batch_size_valid"] * ours["dataset.max_valid_steps"] == held_out * processes * 5
+
+
+@pytest.mark.parametrize(
+    "overrides, options, model",
+    [
+        ([], ["--position=rope"], ("bert_a", "rope", "tied", "position rope")),
+        (["model.position=alibi"], ["--arch=tupe_a_mini"], ("bert_a_mini", "alibi", "tied", "position alibi")),
+        ([], ["--position=absolute+t5"], ("bert_r", "absolute+t5", "tied", "")),
+        ([], ["--position=untied"], ("tupe_r", "untied", "untied", "position untied")),
+        ([], ["--position=alibi", "--cls=untied"], ("tupe_r", "alibi", "untied", "position alibi")),
+        ([], ["--position=untied+t5", "--arch=bert_a"], ("bert_a", "untied+t5", "tied", "position untied+t5")),
+        (["model=clipped"], ["--position=rope"], ("bert_a", "rope", "tied", "position rope")),
+        (["model=clipped"], ["--position=untied"], ("bert_a", "untied", "untied", "cls untied, position untied")),
+    ],
+)
+def test_a_position_replaces_the_architectures_alike_in_both_engines(overrides, options, model, data):
+    pytest.importorskip("fairseq")
+    from tupe.plugin import launch
+    from tupe.plugin.model import spell_names
+    from tupe.plugin.pretrained import variant
+    from tupe.plugin.settings import configuration
+
+    values = launch.training_options(read_recipe("pretrain", [*overrides, *options]), data, dry_run=True)
+    theirs = configuration(values).model
+    spell_names(theirs)
+    assert (theirs._name, theirs.position, str(theirs.cls), variant(theirs)) == model
+    ours = settled("pretrain", *overrides, *options)
+    assert (ours.architecture, ours.model.position, ours.model.cls, ours.variant) == model
+    assert ours.values["model.cls"] == ours.model.cls and ("model.cls" in ours.changed()) == ("cls" in model[3])
+
+
+def test_a_reference_is_to_the_value_of_the_architecture():
+    overrides = ["model.encoder_ffn_embed_dim=${model.encoder_embed_dim}"]
+    assert settled("pretrain", *overrides, "--arch=bert_a_tiny").model.ffn == 128
+
+
+@pytest.mark.parametrize(
+    "overrides, options, message",
+    [
+        (["optimization.lr=null"], [], "--lr is None; valid: numbers"),
+        (["optimization.update_freq=null"], [], "--update-freq is None; valid: numbers"),
+        ([], ["--fp16=true", "--amp"], "--fp16 beside --amp or --autocast: give one"),
+        (["common.fp16=1"], ["--autocast=bf16"], "--fp16 beside --amp or --autocast: give one"),
+        (["common.log_format=%s"], [], "common.log_format is not known to --engine transformers"),
+    ],
+)
+def test_values_that_make_no_recipe(overrides, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        settled("pretrain", *overrides, *options)
+
+
+def test_whole_numbers_may_be_written_otherwise():
+    assert settled("pretrain", "optimization.update_freq=[2.0]")["update_freq"] == [2]
+
+
+def test_references_are_replaced_inside_of_texts_and_before_batches_are_split():
+    words = ["common.tensorboard_logdir=${checkpoint.save_dir}/board", "dataset.batch_size=${optimization.max_update}"]
+    recipe = settled("pretrain_small", *words, "--arch=bert_a_tiny", "--max-update=12", "--save-dir=here")
+    assert recipe["tensorboard_logdir"] == "here/board"
+
+
+def test_what_makes_no_difference_makes_no_other_run(data, whole):
+    for words in (["--disable-validation"], ["--batch-size-valid=2"], ["--adam-betas=(0.9,0.999)"]):
+        assert ended(begin(data, whole, "--save-interval-updates=3", *words)) == 0
+
+
+def test_dry_run_shows_the_settings(data, tmp_path):
+    command = ["pretrain", "--engine=transformers", f"--data={data}", f"--output={tmp_path / 'run'}"]
+    result = CliRunner().invoke(main, [*command, *TINY, "--dry-run", "model.dropout=0.3", "model.dropout=0.2"])
+    assert result.exit_code == 0 and "optimization.max_update: 14\n" in result.output
+    assert "model.dropout: 0.2\n" in result.output  # the last, as with the other engine
+    assert not (tmp_path / "run").exists()
+
+
+def test_held_out_text_in_which_nothing_is_masked_is_refused(tmp_path):
+    data = write_data(tmp_path / "data", valid_lines=1)
+    assert "'valid' has too little text: none of its tokens" in refused(data, tmp_path / "run", "--mask-prob=0.001")

@@ -1,0 +1,373 @@
+"""The loop of the second engine, in plain PyTorch: from the first update to the last, for pre-training and fine-tuning.
+
+An update is a number of batches in each of several processes. Its gradient is that of the mean loss over all that it
+predicts, however it is split. Random numbers follow from the seed and the update, so a checkpoint holds none.
+
+Loss of an update, over its masked tokens or examples i:  1/n sum_i loss_i
+"""
+
+import json
+import logging
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from ..common import pace, rates, stop
+from ..common.adamw import AdamW
+from ..common.prepared import tokenizer_files
+from ..common.record import STOPPED, write_atomically
+from ..common.safe_load import load_safely
+from ..config import FINETUNE
+from ..data.batches import Batches
+from ..data.loader import loader
+from ..data.masks import UNMASKED
+from ..data.splits import folders_of
+from ..positions import parameter_groups
+from .run import OPTIMIZER, PARTIAL, STATE, Run, keep, publish, put_in_place, seal
+from .settle import Settled, adam_betas
+from .trackers import trackers
+
+logger = logging.getLogger("tupe.train")
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # of a model of which each process holds a part
+
+
+# ----------------------------------------------------------------------------------------------------------- processes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process trains. rank: its number among `processes`."""
+
+    device: torch.device
+    rank: int = 0
+    processes: int = 1
+
+    def summed(self, values: Tensor) -> Tensor:
+        """A tensor, summed in place over all processes."""
+        if self.processes > 1:
+            torch.distributed.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        if self.processes > 1:
+            torch.distributed.barrier()
+
+
+def join(gpus: int, cpu: bool, processes: int) -> Place:
+    """This process's place; torchrun has started the others, if there are any."""
+    on_gpu = gpus > 0 and not cpu
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    if processes == 1:
+        return Place(device)
+    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+    return Place(device, torch.distributed.get_rank(), processes)
+
+
+def parallel(model: nn.Module, place: Place, sharded: bool) -> nn.Module:
+    """The model on its device. Of several processes, DDP gives each all of it, FSDP2 (sharded) a part."""
+    model = model.to(place.device)
+    if sharded:
+        from torch.distributed.fsdp import fully_shard  # only here: PyTorch 2.6 or later
+
+        for layer in model.tupe.encoder.layers:
+            fully_shard(layer)
+        return fully_shard(model)
+    if place.processes > 1:
+        ids = [place.device] if place.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
+    return model
+
+
+# ------------------------------------------------------------------------------------------------------------ the loop
+
+
+def rate_of(recipe: Settled, updates: int) -> Callable[[int], float]:
+    """Number of updates done -> factor of the learning rate. updates: of the whole run."""
+    if recipe.command == FINETUNE:
+        warmup, total = round(recipe["warmup_ratio"] * updates), updates
+    else:
+        warmup, total = recipe["warmup_updates"], recipe["total_num_update"]
+        if recipe["lr_scheduler"] == "constant_cooldown":
+            return partial(rates.constant, warmup=warmup, cooldown=recipe["cooldown_updates"], total=total)
+    (lr,), end, power = recipe["lr"], recipe["end_learning_rate"], recipe["power"]
+    return partial(rates.polynomial, warmup=warmup, total=total, lr=lr, end=end, power=power)
+
+
+class Training:
+    """A model, its data, and the loop. Subclasses build both, and score held-out data.
+
+    model: (inputs) -> the sum of their losses, or that and predictions. dataset, splits: to train on, and {name: to
+    validate on}. data, longest: whose tokeniser the model gets, for inputs of how many tokens. updates: of the whole
+    run; start: from where it goes on. unit: of the losses, in nats. keeps: (count, pattern), see `run.keep`.
+    """
+
+    unit = math.log(2)
+
+    def __init__(
+        self, model: nn.Module, dataset: Any, splits: dict[str, Any], collate: Callable, recipe: Settled,
+        data: str, longest: int, run: Run, place: Place, updates: int, start: int,
+    ):  # fmt: skip
+        self.recipe, self.run, self.place = recipe, run, place
+        self.dataset, self.splits, self.collate = dataset, splits, collate
+        self.updates, self.start, self.done = updates, start, start
+        self.files = tokenizer_files(folders_of(data)[0], longest, code=False) if run.writes else {}
+        self.batches = Batches(
+            len(dataset), recipe["seed"], recipe["batch_size"], updates, recipe["update_freq"][0], place.rank,
+            place.processes, start,
+        )  # fmt: skip
+        self.sharded = recipe["ddp_backend"] == "fully_sharded"
+        self.model, self.wrapped = model, parallel(model, place, self.sharded)
+        groups = parameter_groups(model, recipe["weight_decay"])
+        betas = adam_betas(recipe["adam_betas"])
+        self.optimizer = AdamW(groups, lr=recipe["lr"][0], betas=betas, eps=recipe["adam_eps"])
+        self.factor, half = rate_of(recipe, updates), recipe["fp16"] or recipe["amp"]
+        self.autocast = torch.autocast(
+            place.device.type, torch.float16 if half else torch.bfloat16, enabled=half or recipe["autocast"] == "bf16"
+        )
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=half)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=place.device)  # since logged: losses, and their number
+        self.log, self.trackers = [], trackers(recipe, run) if run.writes else []
+        self.keeps = (1, -1)
+        if recipe.command != FINETUNE:
+            self.keeps = recipe["keep_interval_updates"], recipe["keep_interval_updates_pattern"]
+        self.saved: int | None = None  # the number of updates at the last checkpoint
+        self.is_best, self.began = False, time.monotonic()
+
+    def train(self, checkpoint: Path | None) -> None:
+        """From a checkpoint, or from the start. Raises SystemExit if a signal stops it, FloatingPointError if the loss
+        or the weights are not finite, ValueError if the disk is full."""
+        if checkpoint:
+            self.load(checkpoint)
+        batches = iter(loader(self.dataset, self.batches, self.recipe["num_workers"], self.collate))
+        self.began = time.monotonic()
+        while self.done < self.updates:
+            self.update([next(batches) for _ in range(self.batches.steps)])
+            self.run.reach(self.done)
+            logs, validates, saves = self.due()
+            if logs:
+                self.note()
+            if validates:
+                self.validate()
+            if saves:
+                self.save()
+        for tracker in self.trackers:
+            tracker.close()
+
+    def update(self, samples: list[dict]) -> None:
+        """One update of the weights, by the batches of this process. A signal stops training before any of them."""
+        stop.begin(self.done)
+        pace.begin(self.done, len(samples))
+        torch.manual_seed(self.recipe["seed"] + self.done)  # of dropout
+        count = torch.tensor(sum(len(sample["labels"]) for sample in samples), device=self.place.device)
+        count = self.place.summed(count).clamp(min=1)
+        self.wrapped.train()
+        for number, sample in enumerate(samples, 1):
+            last = number == len(samples)
+            if not stop.goes_on(last or self.sharded):
+                self.stop()
+            with self.apart(last):
+                total, _ = self.losses_of(sample)
+                loss = total / count * self.place.processes  # the wrappers take the mean over processes
+                self.scaler.scale(loss).backward()
+            self.sums += torch.stack([total.detach().double(), total.new_tensor(len(sample["labels"])).double()])
+            pace.passed()
+        rate = self.recipe["lr"][0] * self.factor(self.done)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.recipe["clip_norm"] or math.inf)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.done += 1
+        self.norm, self.rate = norm, rate
+
+    def apart(self, last: bool) -> Any:
+        """Inside, DDP adds up gradients in each process, and exchanges them in the last pass of an update alone."""
+        is_ddp = isinstance(self.wrapped, nn.parallel.DistributedDataParallel)
+        return self.wrapped.no_sync() if is_ddp and not last else nullcontext()
+
+    def losses_of(self, sample: dict) -> tuple[Tensor, Tensor | None]:
+        """(sum of the losses, predictions) of a batch."""
+        inputs = {
+            name: value.to(self.place.device, non_blocking=True) if torch.is_tensor(value) else value
+            for name, value in sample.items() if name != "rows"
+        }  # fmt: skip
+        with self.autocast:
+            out = self.wrapped(**inputs)
+        return out if isinstance(out, tuple) else (out, None)
+
+    def due(self) -> tuple[bool, bool, bool]:
+        """Whether to log, validate and save after this update."""
+        recipe, done, last = self.recipe, self.done, self.done == self.updates
+        logs, validates = last or stop.is_at(done, recipe["log_interval"]), self.ends_epoch()
+        if recipe.command == FINETUNE:
+            return logs, validates, validates and not recipe["no_save"]
+        validates = validates or stop.is_at(done, recipe["validate_interval_updates"])
+        saves = last or stop.is_at(done, recipe["save_interval_updates"])
+        return logs, validates and not recipe["disable_validation"], saves
+
+    def ends_epoch(self) -> bool:
+        return self.done == self.updates or stop.is_at(self.done, self.batches.updates_per_epoch)
+
+    def epoch(self) -> int:
+        """Epoch of the last update, from 1."""
+        return self.batches.epoch_of(max(self.done - 1, 0))
+
+    def stop(self) -> None:
+        """End training at the last whole update, whose checkpoint a resumed run goes on from. Raises SystemExit."""
+        saves = self.recipe.command != FINETUNE or not self.recipe["no_save"]
+        if saves and self.saved != self.done and not stop.is_at_start(self.done):
+            self.save()
+        self.place.wait()  # the first to exit would have torchrun end the one that still saves
+        raise SystemExit(STOPPED)
+
+    # ---------------------------------------------------------------------------------------------- what a user is told
+
+    def note(self) -> None:
+        """Log the updates since the last time: their mean loss, unrounded. Raises FloatingPointError."""
+        total, count = self.place.summed(self.sums).tolist()
+        self.sums = torch.zeros_like(self.sums)
+        loss = total / max(count, 1) / self.unit
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss is {loss} at update {self.done}")
+        norm, values = float(self.norm), {"loss": loss, "learning_rate": self.rate}
+        if math.isfinite(norm):  # else --fp16 left the update out
+            values["grad_norm"] = norm
+        self.tell("train", values)
+        pace.spoke()
+        speed = (self.done - self.start) / max(time.monotonic() - self.began, 1e-9)
+        left = round((self.updates - self.done) / max(speed, 1e-9))
+        if self.run.writes:
+            logger.info(
+                f"update {self.done}/{self.updates}: loss {loss:.3f}, gradient norm {norm:.3f}, lr "
+                f"{self.rate:.4g}, {speed:.2f} updates/s, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+            )
+
+    def tell(self, kind: str, values: dict[str, float]) -> None:
+        """Add values to the log of the run, and to what other programs show."""
+        self.log.append({"update": self.done, "kind": kind, **values})
+        for tracker in self.trackers:
+            tracker.log({f"{kind}/{name}": value for name, value in values.items()}, self.done)
+
+    # --------------------------------------------------------------------------------------------------- validation
+
+    def validate(self) -> None:
+        for split, dataset in self.splits.items():
+            scores = self.scores_of(split, dataset)
+            self.tell("eval", {f"{split}_{name}": value for name, value in scores.items()})
+            if self.run.writes:
+                said = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+                logger.info(f"update {self.done}: {said} on {split!r}")
+        pace.spoke()
+
+    def scores_of(self, split: str, dataset: Any) -> dict[str, float]:
+        """Of a split, which the run's record gets too."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def measure(self, dataset: Any, batches: list) -> tuple[float, dict]:
+        """(mean loss, {row: prediction}) of batches, which the processes share."""
+        self.wrapped.eval()
+        rank, processes, found = self.place.rank, self.place.processes, {}
+        batches = batches + [[(UNMASKED, i) for _, i in batches[0]]] * (-len(batches) % processes)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)
+        for sample in loader(dataset, batches[rank::processes], collate=self.collate):
+            loss, predictions = self.losses_of(sample)
+            sums += torch.stack([loss.double(), loss.new_tensor(len(sample["labels"])).double()])
+            if predictions is not None:
+                found.update(zip(sample["rows"], predictions.tolist(), strict=False))
+        if processes > 1:
+            parts = [None] * processes
+            torch.distributed.all_gather_object(parts, found)
+            found = {row: value for part in parts for row, value in part.items()}
+        total, count = self.place.summed(sums).tolist()
+        if not count:
+            raise ValueError("no validated token was masked: raise max_valid_steps, or hold out more text")
+        if not math.isfinite(total):
+            raise FloatingPointError(f"the loss on held-out data is {total} at update {self.done}")
+        return total / count / self.unit, found
+
+    # ----------------------------------------------------------------------------------------- saving and resuming
+
+    def save(self) -> None:
+        """Write a checkpoint, which is there whole or not at all: a Hugging Face folder, with the state of training
+        beside the model. Raises ValueError if the disk is full."""
+        self.check_finite()
+        weights = get_model_state_dict(self.wrapped, options=WHOLE)
+        state = {
+            "optimizer": get_optimizer_state_dict(self.wrapped, self.optimizer, options=WHOLE),
+            "scaler": self.scaler.state_dict(),
+        }
+        if self.run.writes:
+            path = self.run.folder / f"checkpoint-{self.done}"
+            try:
+                self.write(path, weights, state)
+            except Exception as error:  # of torch and safetensors, where a disk is full, of many kinds
+                if "No space left" not in str(error) and shutil.disk_usage(self.run.folder).free > 2**20:
+                    raise
+                shutil.rmtree(self.run.folder / PARTIAL / path.name, ignore_errors=True)
+                unchanged = "existing checkpoints are unchanged"
+                raise ValueError(f"{path} cannot be written: the disk is full; {unchanged}") from error
+        self.saved, self.is_best = self.done, False
+        self.place.wait()
+
+    def write(self, path: Path, weights: dict, state: dict) -> None:
+        partial = self.run.folder / PARTIAL / path.name
+        shutil.rmtree(path, ignore_errors=True)  # of a run that started over
+        partial.mkdir(parents=True)
+        tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
+        weights = {name: value.contiguous() for name, value in weights.items() if name not in tied}
+        self.model.config.save_pretrained(partial)
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        for name, content in self.files.items():
+            write_atomically(partial / name, content)
+        torch.save(state, partial / OPTIMIZER)
+        write_atomically(partial / STATE, json.dumps({"updates": self.done, "log": self.log}, allow_nan=False))
+        if self.is_best:
+            publish(partial, self.run.folder)
+        seal(partial)
+        put_in_place(partial, path)
+        keep(self.run.folder, *self.keeps)
+
+    def load(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint: tensors and plain data alone, nothing of a file is run."""
+        weights = load_file(checkpoint / "model.safetensors")
+        options = StateDictOptions(full_state_dict=True, strict=False)  # a tied weight is there once
+        lacking = set_model_state_dict(self.wrapped, weights, options=options)
+        assert not lacking.unexpected_keys, lacking
+        state = load_safely(checkpoint / OPTIMIZER, mmap=True)
+        set_optimizer_state_dict(
+            self.wrapped, self.optimizer, state["optimizer"], options=StateDictOptions(full_state_dict=True)
+        )
+        self.scaler.load_state_dict(state["scaler"])
+        self.log = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["log"]
+        self.saved = self.done
+
+    def check_finite(self) -> None:
+        """Raise FloatingPointError for a loss, or weights, that are not: what was saved before is better."""
+        parts = [self.sums, *(parameter.detach() for parameter in self.model.parameters())]
+        wrong = [not torch.isfinite(part.to_local() if hasattr(part, "to_local") else part).all() for part in parts]
+        if self.place.summed(torch.tensor(sum(wrong), device=self.place.device)):  # each may hold a part of them
+            raise FloatingPointError(f"the loss or the weights are not finite at update {self.done}")
