@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tupe.checkpoints import convert
 from tupe.checkpoints.export import export
 from tupe.cli import main
-from tupe.corpus import glue as glue_data
+from tupe.corpus import tasks as glue_data
 from tupe.corpus.engine import prepare
 from tupe.data.splits import read_symbols
 from tupe.plugin.model import TupeModel

@@ -31,7 +31,7 @@ from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
 from .readers import find_inputs
 from .records import Reading, imported
-from .stats import Stats, write_report
+from .stats import Stats, held_out, write_report
 from .vocabulary import SPECIALS, TRAINED, read_tokenizer
 
 # All that a run puts into its folder beside `work`. What else is there is another's.
@@ -55,9 +55,7 @@ class Choices:
     valid_fraction: float = 0.005
     near_duplicates: float = 0.0
     keep_words: float = 0.0
-    sample_mb: float = 200.0
     shard_mb: float = 16.0
-    seed: int = 1
 
     def __post_init__(self):
         if self.keep_words and self.tokenizer != "paper":
@@ -350,8 +348,7 @@ def _prepare(inputs, out, choices, run, overwrite, report):
     texts = run.step("text", corpus.text_shard, tasks)
     for folder in texts:
         stats += Stats.load(folder)
-    sample_chars = int(choices.sample_mb * 1e6)
-    selection = (texts, choices.near_duplicates, choices.valid_fraction, sample_chars, choices.seed)
+    selection = (texts, choices.near_duplicates, choices.valid_fraction)
     try:
         (selected,) = run.step("select", corpus.select, [("all", total, selection)])
     except corpus.TooFew as error:
@@ -393,6 +390,8 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         of = stats.counts[{"document": "documents read", "paragraph": "paragraphs"}.get(unit, "")]
         share = f" of {of:,} ({count / of:.1%})" if of else ""
         report(f"dropped {count:,}{share}: {reason}; the first: {shorten(stats.samples[reason][0])}")
+    for source, documents, _, share in held_out(stats.sources)[:20]:  # report.md has all
+        report(f"held out of {source}: {share} of its ids; documents in train / valid: {documents}")
     write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     shutil.rmtree(out / "work")
     return manifest
@@ -402,9 +401,6 @@ def _option(name: str, help: str, **more) -> Callable:
     """An option of `command`, with the default that stands in `Choices`."""
     default = getattr(Choices, name.removeprefix("--").replace("-", "_"))
     return click.option(name, default=default, show_default=bool(default), help=help, **more)
-
-
-ABOVE_0 = click.FloatRange(0, min_open=True, max=1e9)
 
 
 @click.command(cls=Command)
@@ -439,9 +435,7 @@ ABOVE_0 = click.FloatRange(0, min_open=True, max=1e9)
     "--errors", "Stop at bad bytes and damaged files, or count them and go on.",
     type=click.Choice(["strict", "replace"]),
 )  # fmt: skip
-@_option("--sample-mb", "Megabytes of text that the tokeniser is trained on.", type=ABOVE_0)
-@_option("--seed", "The seed of the choice of that text.", type=click.IntRange(0, 2**64 - 1))
-@_option("--shard-mb", "Megabytes of raw text that a process takes at a time.", type=ABOVE_0)
+@_option("--shard-mb", "Megabytes of raw text that a process takes at a time.", type=click.FloatRange(0, min_open=True))
 @options.jobs("The number of processes on this machine (default: all cores).")
 @click.option(
     "--dask", "scheduler", metavar="ADDRESS",

@@ -15,13 +15,15 @@ BLOCKS = (128, 512)  # tokens of a sequence, of the recipes
 class Stats:
     """What a step kept and dropped, and why. Adding the Stats of all shards, in order, gives those of the corpus.
 
-    counts: {name: number}. dropped: {reason: {source: number}}, and some examples of each reason in samples.
+    counts: {name: number}. dropped: {reason: {source: number}}, and some examples of each reason in samples. sources:
+    {source: {"train: documents", "valid: ids", ...: number}}.
     """
 
     def __init__(self, data: dict | None = None):
         self.counts = collections.Counter()
         self.dropped = collections.defaultdict(collections.Counter)
         self.samples = collections.defaultdict(list)
+        self.sources = collections.defaultdict(collections.Counter)
         if data:
             self._add(**data)
 
@@ -30,22 +32,29 @@ class Stats:
 
     def drop(self, unit: str, why: str, source: str, example: str) -> None:
         """Count a dropped paragraph, document or file (the unit), and keep the first examples."""
-        self._add({}, {f"{unit}: {why}": {source: 1}}, {f"{unit}: {why}": [example[:SAMPLE_CHARS]]})
+        reason = f"{unit}: {why}"
+        self._add({}, {reason: {source: 1}}, {reason: [example[:SAMPLE_CHARS]]}, {})
+
+    def keep(self, source: str, split: str, ids: int) -> None:
+        """Count a document that is in a split."""
+        self.sources[source].update({f"{split}: documents": 1, f"{split}: ids": ids})
 
     def __iadd__(self, other):
-        self._add(other.counts, other.dropped, other.samples)
+        self._add(other.counts, other.dropped, other.samples, other.sources)
         return self
 
-    def _add(self, counts, dropped, samples):
+    def _add(self, counts, dropped, samples, sources):
         self.counts.update(counts)
-        for reason, sources in dropped.items():
-            self.dropped[reason].update(sources)
+        for reason, numbers in dropped.items():
+            self.dropped[reason].update(numbers)
         for reason, examples in samples.items():
             self.samples[reason] = (self.samples[reason] + examples)[:SAMPLES]
+        for source, numbers in sources.items():
+            self.sources[source].update(numbers)
 
     def data(self) -> dict:
         """As JSON, with sorted keys: equal counts give equal text."""
-        tables = {"counts": self.counts, "dropped": self.dropped, "samples": self.samples}
+        tables = {"counts": self.counts, "dropped": self.dropped, "samples": self.samples, "sources": self.sources}
         return json.loads(json.dumps(tables, sort_keys=True, allow_nan=False))
 
     def save(self, folder: str | Path) -> None:
@@ -61,6 +70,18 @@ class Stats:
 
 def _share(part, whole):
     return f"{100 * part / whole:.2f} %" if whole else ""
+
+
+def held_out(sources: dict) -> list[list[str]]:
+    """Rows of a table of the sources: documents and ids in train and valid, and the share of the ids that is held
+    out."""
+    rows = []
+    for source, numbers in sorted(sources.items()):
+        numbers = collections.Counter(numbers)
+        train, valid = numbers["train: ids"], numbers["valid: ids"]
+        documents = f"{numbers['train: documents']:,} / {numbers['valid: documents']:,}"
+        rows.append([source, documents, f"{train:,} / {valid:,}", _share(valid, train + valid)])
+    return rows
 
 
 def write_report(out: str | Path, manifest: dict) -> None:
@@ -103,6 +124,9 @@ def write_report(out: str | Path, manifest: dict) -> None:
         "",
         TextTable.plain(["documents", ""], flow).markdown(),
         TextTable.plain(["what is left", ""], kept).markdown(),
+        "## Held out, by source (train / valid)",
+        "",
+        TextTable.plain(["source", "documents", "ids", "held out"], held_out(manifest["sources"])).markdown(),
         "## Dropped, by reason and by where it came from",
         "",
         TextTable.plain(["reason", "times", "most often in"], reasons, align="lrl").markdown(),

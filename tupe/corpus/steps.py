@@ -26,7 +26,6 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +40,7 @@ from .vocabulary import train_sentencepiece, train_tokenizer, write_dictionary
 
 SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a line of dialogue) is joined to the next one
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
+SAMPLE = 200_000_000  # characters of the text that trains the vocabulary
 MIN_LETTERS = 0.6  # minimal share of letters and blanks in a paragraph's characters; tables and formulas have less
 PERMUTATIONS = 128  # of a MinHash
 SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
@@ -191,9 +191,6 @@ def normaliser_of(kind: type, *settings: tuple) -> Normaliser | Raw:
 
 def load_libraries(normaliser: tuple) -> None:
     """Load what `text_shard` would load when it first runs. Raises ValueError for an unknown language or model."""
-    with suppress(ImportError):  # which Wikipedia's dumps need
-        import mwparserfromhell  # noqa: F401
-
     normaliser_of(*normaliser).sentences("A text, é.")
 
 
@@ -229,6 +226,11 @@ def _save(path, array):
     path.write_bytes(content.getbuffer())
 
 
+def _read_sources(shard):
+    """Of the documents of a shard of `text_shard`."""
+    return json.loads((shard / "sources.json").read_text())
+
+
 def read_tokens(path: str | Path) -> Iterator[list[list[str]]]:
     """The documents of a tokens.gz, each a list of sentences, which are lists of tokens."""
     sentences = []
@@ -262,10 +264,22 @@ def near_copies(sketches: np.ndarray, threshold: float, skip: np.ndarray) -> np.
     return is_copy
 
 
-def choose_valid(digests: np.ndarray, sizes: np.ndarray, fraction: float) -> np.ndarray:
-    """A mask of the documents to hold out: in the order of their hashes, so that only their text decides, until they
-    have `fraction` of all tokens. A single one with more than twice that is skipped; if all have, the smallest
-    one is taken. There are two documents or more."""
+def choose_valid(digests: np.ndarray, sizes: np.ndarray, sources: np.ndarray, fraction: float) -> np.ndarray:
+    """A mask of the documents to hold out: `fraction` of the tokens of each source, and at least one document. Those
+    that are alone in their source count as one source together. There are two documents or more."""
+    _, source, count = np.unique(sources, return_inverse=True, return_counts=True)
+    source[count[source] == 1] = -1
+    chosen = np.zeros(len(digests), dtype=bool)
+    for one in np.unique(source):
+        (members,) = np.nonzero(source == one)
+        if len(members) > 1:
+            chosen[members] = _choose_of_source(digests[members], sizes[members], fraction)
+    return chosen
+
+
+def _choose_of_source(digests, sizes, fraction):
+    """In the order of their hashes, so that only their text decides, until they have `fraction` of all tokens. A single
+    document with more than twice that is skipped; if all have, the smallest one is taken. One is left."""
     chosen, total, target = np.zeros(len(digests), dtype=bool), 0, fraction * sizes.sum()
     for i in np.argsort(digests, kind="stable"):
         if total >= target:
@@ -280,12 +294,11 @@ def choose_valid(digests: np.ndarray, sizes: np.ndarray, fraction: float) -> np.
     return chosen
 
 
-def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int, seed: int) -> np.ndarray:
-    """A mask of the documents that train SentencePiece: in an order that depends on the seed and their text, until they
-    have `limit` characters."""
-    keys = np.array(
-        [hashlib.blake2b(bytes(d), digest_size=8, salt=seed.to_bytes(8, "little")).digest() for d in digests]
-    )
+def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int) -> np.ndarray:
+    """A mask of the documents that train the vocabulary: in an order that depends on their text alone, and is not that
+    of `choose_valid`, until they have `limit` characters."""
+    salt = (1).to_bytes(8, "little")
+    keys = np.array([hashlib.blake2b(bytes(d), digest_size=8, salt=salt).digest() for d in digests])
     order = np.argsort(keys, kind="stable")
     before = np.cumsum(chars[order]) - chars[order]
     chosen = np.zeros(len(digests), dtype=bool)
@@ -293,9 +306,7 @@ def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int, seed: int)
     return chosen
 
 
-def select(
-    folder: Path, shards: list[Path], near_duplicates: float, valid_fraction: float, sample_chars: int, seed: int
-) -> None:
+def select(folder: Path, shards: list[Path], near_duplicates: float, valid_fraction: float) -> None:
     """Task: write to <shard>.npz what becomes of each document (`use`) and whether it trains SentencePiece (`sample`).
 
     Raises TooFew if fewer than two documents are left.
@@ -312,10 +323,11 @@ def select(
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
         raise TooFew(len(kept), len(use) - len(kept))
-    use[kept[choose_valid(order[kept], docs["tokens"][kept], valid_fraction)]] = VALID
+    sources = np.array([name for shard in shards for name in _read_sources(shard)])
+    use[kept[choose_valid(order[kept], docs["tokens"][kept], sources[kept], valid_fraction)]] = VALID
     train = np.flatnonzero(use == TRAIN)
     sample = np.zeros(len(docs), dtype=bool)
-    sample[train[choose_sample(order[train], docs["chars"][train], sample_chars, seed)]] = True
+    sample[train[choose_sample(order[train], docs["chars"][train], SAMPLE)]] = True
     start = 0
     for shard, table in zip(shards, tables, strict=True):
         rows = slice(start, start + len(table))
@@ -404,8 +416,8 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
     encode, eos, unk = _encoder(model_path, words_path)
     stats = Stats()
     ids, sizes = ({kind: array("i") for kind in SPLITS} for _ in range(2))
-    use, sources = np.load(selected / f"{shard.name}.npz")["use"], json.loads((shard / "sources.json").read_text())
-    for kind, source, document in zip(use.tolist(), sources, read_tokens(shard / "tokens.gz"), strict=True):
+    use, sources = np.load(selected / f"{shard.name}.npz")["use"].tolist(), _read_sources(shard)
+    for kind, source, document in zip(use, sources, read_tokens(shard / "tokens.gz"), strict=True):
         lines = [] if kind in COPIES else [line for sentence in document if (line := encode(sentence))]
         if not lines:  # it would be an empty line, which ends a document
             why = COPIES.get(kind, "the tokeniser leaves nothing of it")
@@ -421,6 +433,7 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
         stats.count(f"{SPLITS[kind]}: documents")
         stats.count("sentences", len(lines))
         stats.count("tokens", sum(map(len, document)))
+        stats.keep(source, SPLITS[kind], sum(map(len, lines)) + len(lines) + 1)
     for kind, name in SPLITS.items():
         array_of_ids = np.array(ids[kind], dtype=np.int32)
         stats.count(f"{name}: ids", len(array_of_ids))

@@ -1,5 +1,5 @@
 """GLUE, for both engines: a table of its tasks, their prepared data, unrounded scores and files of predictions. The
-official files: `tupe.corpus.glue`. A task with labels of one's own (`tupe.corpus.labels`) joins the table where its
+official files: `tupe.corpus.tasks`. A task with labels of one's own (`tupe.corpus.labels`) joins the table where its
 data, its checkpoint or the record of one of its runs is read."""
 
 import json

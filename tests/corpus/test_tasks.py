@@ -10,7 +10,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from helpers import HEADERS, ROWS, official_folder, write_lines
 
-from tupe.corpus.glue import command, prepare, read_split
+from tupe.corpus.tasks import command, prepare, read_split
 from tupe.data.glue import TASKS, check_glue
 from tupe.text import TextEncoder
 
