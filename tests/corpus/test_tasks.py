@@ -236,5 +236,5 @@ def test_what_is_odd_is_reported_and_nothing_of_a_killed_process_stays(vocabular
     result = CliRunner().invoke(command, list(map(str, arguments)))
     train, valid, test = result.stdout.splitlines()
     assert "1 blank sentences" in valid and "blank" not in train
-    assert test.startswith("CoLA test: 2 rows")
+    assert test.startswith("CoLA test: 1 rows, 5 tokens")
     assert [path.name for path in (tmp_path / "bin").iterdir() if path.is_dir()] == ["CoLA"]

@@ -233,8 +233,10 @@ def _claim(out, settings, overwrite):
         shutil.rmtree(begun.parent / "merge", ignore_errors=True)  # its files may have been moved out
         for name in WRITTEN:
             (out / name).unlink(missing_ok=True)
-    for stale in [*begun.parent.glob("*/.*"), *begun.parent.glob(".*")]:  # half-written
-        shutil.rmtree(stale) if stale.is_dir() else stale.unlink()
+    for stale in begun.parent.glob("*/.*"):  # half-written
+        shutil.rmtree(stale)
+    for stale in (*out.glob("manifest.json.*.partial"), *out.glob("report.md.*.partial")):
+        stale.unlink()
     return False
 
 
