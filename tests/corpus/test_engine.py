@@ -64,7 +64,8 @@ def write_text(folder, documents=30):
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     write_text(folder)
-    with contextlib.chdir(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         run("a.txt", "--output", "data", "--vocab-size", 300, "--valid-fraction", 0.1, *ONE)
     return folder / "data"
 
