@@ -338,9 +338,7 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         for i, size in enumerate(json.loads((folder / "shards.json").read_text())):
             shards.append((f"{folder.name[:5]}-{i:04}", size, folder / f"{i:04}.gz"))
     total = sum(size for _, size, _ in shards)
-    stats, names = Stats(), ", ".join(map(str, inputs))
-    for folder in read_folders:
-        stats += Stats.load(folder)
+    stats, names = Stats.load(read_folders), ", ".join(map(str, inputs))
     dropped = sum(sum(some.values()) for reason, some in stats.dropped.items() if reason.startswith("document:"))
     if (left := stats.counts["documents read"] - dropped) < 2:
         raise _too_few(left, f"in {names}", stats)
@@ -348,14 +346,12 @@ def _prepare(inputs, out, choices, run, overwrite, report):
     # Clean text as tokens, and what becomes of each document.
     tasks = [(name, size, (path, normaliser, choices.near_duplicates > 0)) for name, size, path in shards]
     texts = run.step("text", corpus.text_shard, tasks)
-    for folder in texts:
-        stats += Stats.load(folder)
     selection = (texts, choices.near_duplicates, choices.valid_fraction)
     try:
         (selected,) = run.step("select", corpus.select, [("all", total, selection)])
     except corpus.TooFew as error:
         left, copies = error.args
-        raise _too_few(left, f"is left of {names}", stats, copies) from error
+        raise _too_few(left, f"is left of {names}", Stats.load([*read_folders, *texts]), copies) from error
 
     # The vocabulary.
     words = None
@@ -371,13 +367,12 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         (name, size, (folder, selected, model, words)) for (name, size, _), folder in zip(shards, texts, strict=True)
     ]
     encoded = run.step("encode", corpus.encode_shard, tasks)
-    for folder in encoded:
-        stats += Stats.load(folder)
     (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)
+    stats = Stats.load([*read_folders, *texts, *encoded])
     manifest = {
         "settings": settings,
         "vocab_size": (out / "dict.txt").read_bytes().count(b"\n") + SPECIALS,

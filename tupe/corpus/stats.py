@@ -2,6 +2,7 @@
 
 import collections
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..common.record import write_atomically
@@ -13,19 +14,17 @@ BLOCKS = (128, 512)  # tokens of a sequence, of the recipes
 
 
 class Stats:
-    """What a step kept and dropped, and why. Adding the Stats of all shards, in order, gives those of the corpus.
+    """What a step kept and dropped, and why. The sum of those of all shards, in order, are those of the corpus.
 
     counts: {name: number}. dropped: {reason: {source: number}}, and some examples of each reason in samples. sources:
     {source: {"train: documents", "valid: ids", ...: number}}.
     """
 
-    def __init__(self, data: dict | None = None):
+    def __init__(self):
         self.counts = collections.Counter()
         self.dropped = collections.defaultdict(collections.Counter)
         self.samples = collections.defaultdict(list)
         self.sources = collections.defaultdict(collections.Counter)
-        if data:
-            self._add(**data)
 
     def count(self, name: str, number: int = 1) -> None:
         self.counts[name] += number
@@ -38,10 +37,6 @@ class Stats:
     def keep(self, source: str, split: str, ids: int) -> None:
         """Count a document that is in a split."""
         self.sources[source].update({f"{split}: documents": 1, f"{split}: ids": ids})
-
-    def __iadd__(self, other):
-        self._add(other.counts, other.dropped, other.samples, other.sources)
-        return self
 
     def _add(self, counts, dropped, samples, sources):
         self.counts.update(counts)
@@ -57,12 +52,16 @@ class Stats:
         tables = {"counts": self.counts, "dropped": self.dropped, "samples": self.samples, "sources": self.sources}
         return json.loads(json.dumps(tables, sort_keys=True, allow_nan=False))
 
-    def save(self, folder: str | Path) -> None:
-        (Path(folder) / "stats.json").write_text(json.dumps(self.data(), allow_nan=False))
+    def save(self, folder: Path) -> None:
+        (folder / "stats.json").write_text(json.dumps(self.data(), allow_nan=False))
 
     @classmethod
-    def load(cls, folder: str | Path) -> "Stats":
-        return cls(json.loads((Path(folder) / "stats.json").read_text()))
+    def load(cls, folders: Iterable[Path]) -> "Stats":
+        """The sum of those in some folders."""
+        total = cls()
+        for folder in folders:
+            total._add(**json.loads((folder / "stats.json").read_text()))
+        return total
 
 
 # ---------------------------------------------------------------------------------------------------------- the report

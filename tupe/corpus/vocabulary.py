@@ -132,10 +132,7 @@ def their_tokenizer(path: str | Path) -> tuple[str, dict[str, str | None], Path]
             raise ValueError(f"{file} is no tokenizer.json") from None
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (file.parent / name).is_file():
-                try:
-                    named.update(json.loads((file.parent / name).read_text(encoding="utf-8")))
-                except (ValueError, TypeError):
-                    raise ValueError(f"{file.parent / name} is no JSON object") from None
+                named.update(json.loads((file.parent / name).read_text(encoding="utf-8")))
     else:  # vocab.txt, merges.txt, sentencepiece.bpe.model: transformers knows how to read each
         try:
             from transformers import AutoTokenizer
