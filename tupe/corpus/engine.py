@@ -31,7 +31,7 @@ from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
 from .readers import find_inputs
 from .records import Reading, imported
-from .stats import Stats, held_out, write_report
+from .stats import Stats, write_report
 from .vocabulary import SPECIALS, TRAINED, read_tokenizer
 
 # All that a run puts into its folder beside `work`. What else is there is another's.
@@ -382,13 +382,6 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         **stats.data(),
     }
     write_report(out, manifest)
-    for reason, some in sorted(stats.dropped.items()):
-        unit, count = reason.partition(":")[0], sum(some.values())
-        of = stats.counts[{"document": "documents read", "paragraph": "paragraphs"}.get(unit, "")]
-        share = f" of {of:,} ({count / of:.1%})" if of else ""
-        report(f"dropped {count:,}{share}: {reason}; the first: {shorten(stats.samples[reason][0])}")
-    for source, documents, _, share in held_out(stats.sources)[:20]:  # report.md has all
-        report(f"held out of {source}: {share} of its ids; documents in train / valid: {documents}")
     write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     shutil.rmtree(out / "work")
     return manifest
@@ -447,8 +440,8 @@ def command(inputs, output, jobs, **choices):
 
     INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .json, .csv and .tsv (a document per
     object or row, see --field), wikiextractor's wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or
-    .zst; .parquet; a folder (its .txt files are books: one document each); a glob in quotes. OUTPUT/manifest.json lists
-    what each step dropped and why, with examples; report.md shows it.
+    .zst; .parquet; a folder (its .txt files are books: one document each); a glob in quotes. What was read, dropped
+    and held out is printed, and in OUTPUT/report.md; manifest.json has examples.
 
     After a kill or a failure the same command continues where it stopped. The result is the same, whatever --jobs is.
     """
@@ -456,5 +449,5 @@ def command(inputs, output, jobs, **choices):
     def report(line):
         click.echo(f"prepare corpus: {line}", err=True)
 
-    manifest = prepare(inputs, output, workers=jobs, report=report, **choices)
-    click.echo(json.dumps(manifest["counts"], indent=2, allow_nan=False))
+    prepare(inputs, output, workers=jobs, report=report, **choices)
+    click.echo((output / "report.md").read_text())

@@ -12,6 +12,7 @@ from ..common import options
 from ..common.options import shorten, shorten_list, task_key
 from ..common.prepared import check_name, check_replaced, encoding, tasks_in
 from ..data.glue import TASKS, Glue
+from ..data.splits import folders_of
 from .records import number_of, read_fields, text_of
 from .tasks import describe, prepare_task, remove_partial
 
@@ -109,6 +110,7 @@ def prepare(
     Raises ValueError, before anything is written, for whatever is wrong in one of the files.
     """
     check_name(output)
+    vocabulary = folders_of(vocabulary)[0]
     check_task_name(name, output)
     if not 1 <= len(text) <= 2 or len({*text, label}) < len(text) + 1:
         raise ValueError(f"--text {','.join(text)}, --label {label}: give one or two columns of text and another one")

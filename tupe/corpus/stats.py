@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..common.options import shorten
 from ..common.record import write_atomically
 from ..common.tables import TextTable
 
@@ -71,18 +72,6 @@ def _share(part, whole):
     return f"{100 * part / whole:.2f} %" if whole else ""
 
 
-def held_out(sources: dict) -> list[list[str]]:
-    """Rows of a table of the sources: documents and ids in train and valid, and the share of the ids that is held
-    out."""
-    rows = []
-    for source, numbers in sorted(sources.items()):
-        numbers = collections.Counter(numbers)
-        train, valid = numbers["train: ids"], numbers["valid: ids"]
-        documents = f"{numbers['train: documents']:,} / {numbers['valid: documents']:,}"
-        rows.append([source, documents, f"{train:,} / {valid:,}", _share(valid, train + valid)])
-    return rows
-
-
 def write_report(out: str | Path, manifest: dict) -> None:
     """Write report.md of a data directory: what was read, what was dropped and why, for a person to read."""
     counts, dropped = collections.Counter(manifest["counts"]), manifest["dropped"]
@@ -111,10 +100,16 @@ def write_report(out: str | Path, manifest: dict) -> None:
         ["pieces that are `<unk>`", _share(counts["pieces that are <unk>"], counts["pieces"])],
         ["words per sentence", f"{counts['tokens'] / counts['sentences']:.1f}" if counts["sentences"] else ""],
     ]
+    held_out = []
+    for source, numbers in sorted(manifest["sources"].items()):
+        train, valid = numbers.get("train: ids", 0), numbers.get("valid: ids", 0)
+        documents = f"{numbers.get('train: documents', 0):,} / {numbers.get('valid: documents', 0):,}"
+        held_out.append([source, documents, f"{train:,} / {valid:,}", _share(valid, train + valid)])
     reasons = []
     for reason in sorted(dropped, key=times.get, reverse=True):
         top = sorted(dropped[reason].items(), key=lambda item: (-item[1], item[0]))[:3]
-        reasons.append([reason, f"{times[reason]:,}", ", ".join(f"{source} ({count:,})" for source, count in top)])
+        most = ", ".join(f"{source} ({count:,})" for source, count in top)
+        reasons.append([reason, f"{times[reason]:,}", most, shorten(manifest["samples"][reason][0])])
     others = ("lines with bytes replaced by U+FFFD", "short paragraphs joined to the next")
     lines = [
         "# Corpus report",
@@ -125,10 +120,10 @@ def write_report(out: str | Path, manifest: dict) -> None:
         TextTable.plain(["what is left", ""], kept).markdown(),
         "## Held out, by source (train / valid)",
         "",
-        TextTable.plain(["source", "documents", "ids", "held out"], held_out(manifest["sources"])).markdown(),
+        TextTable.plain(["source", "documents", "ids", "held out"], held_out).markdown(),
         "## Dropped, by reason and by where it came from",
         "",
-        TextTable.plain(["reason", "times", "most often in"], reasons, align="lrl").markdown(),
+        TextTable.plain(["reason", "times", "most often in", "for example"], reasons, align="lrll").markdown(),
         *(f"- {name}: {counts[name]:,}" for name in others if counts[name]),
         "",
         "`manifest.json` has all counts, and up to 20 examples of each reason.",

@@ -14,7 +14,7 @@ from ..common.options import shorten, shorten_list
 from ..common.prepared import check_name, check_replaced, encoding, tasks_in, worker
 from ..common.record import naming, write_atomically
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
-from ..data.splits import write_split
+from ..data.splits import folders_of, write_split
 from ..normaliser import is_blank
 from .records import File, Reading, check_columns, number_of
 from .stats import Stats
@@ -108,7 +108,7 @@ def prepare(
     the folder of a task that is named exists already; further as `prepared.encoding`.
     """
     check_name(output)
-    source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
+    source, vocabulary, output = Path(source), folders_of(vocabulary)[0], Path(output)
     names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
     if not names:
         raise ValueError(f"{source} has none of the folders {', '.join(TASKS)}")

@@ -101,17 +101,17 @@ def type_of_ids(types: int) -> type:
 
 
 def write_index(prefix: str | Path, sizes: Iterable[np.ndarray], dtype: type) -> None:
-    """Write the index of a split whose ids are there. sizes: numbers of ids, as int32, in parts."""
+    """Write the index of a split whose ids are there. sizes: numbers of ids, as int32, in several arrays."""
     sizes, start, code = list(sizes), 0, next(code for code, known in CODES.items() if known == dtype)
     with open(f"{prefix}.idx", "wb") as file:
         file.write(b"MMIDIDX\x00\x00" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
         file.write(np.uint64(sum(map(len, sizes))).tobytes())
-        for part in sizes:
-            file.write(part)
-        for part in sizes:
-            ends = start + np.cumsum(part, dtype=np.int64) * np.dtype(dtype).itemsize
-            file.write(np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(part)])
-            start = int(ends[-1]) if len(part) else start
+        for some in sizes:
+            file.write(some)
+        for some in sizes:
+            ends = start + np.cumsum(some, dtype=np.int64) * np.dtype(dtype).itemsize
+            file.write(np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(some)])
+            start = int(ends[-1]) if len(some) else start
 
 
 def write_split(prefix: str | Path, sequences: Iterable[Sequence[int]], types: int) -> None:
@@ -124,7 +124,7 @@ def write_split(prefix: str | Path, sequences: Iterable[Sequence[int]], types: i
     write_index(prefix, [np.array(sizes, np.int32)], dtype)
 
 
-def parts_of(prefix: str, combine: bool = True) -> list[str]:
+def splits_of(prefix: str, combine: bool = True) -> list[str]:
     """What fairseq reads of a split: PREFIX and, if it combines them, PREFIX1, PREFIX2, ...."""
     names = (f"{prefix}{number or ''}" for number in range(sys.maxsize if combine else 1))
     return list(itertools.takewhile(lambda name: Path(f"{name}.idx").is_file(), names))
@@ -145,7 +145,7 @@ def prefixes_of(data: str | Path, split: str) -> list[str]:
         if read_symbols(folder) != read_symbols(first):
             raise ValueError(f"{folder} was prepared with another vocabulary than {first}: their dict.txt differ")
     prefixes = [f"{folder}/{split}" for folder in (first, *others)]
-    return [part for prefix in prefixes for part in parts_of(prefix) or [prefix]]
+    return [each for prefix in prefixes for each in splits_of(prefix) or [prefix]]
 
 
 def files_of(prefixes: Iterable[str]) -> list[Path]:
