@@ -308,7 +308,8 @@ def _prepare(inputs, out, choices, run, overwrite, report):
     sources, skipped = find_inputs(inputs, out)
     if choices.near_duplicates:
         imported("datasketch", "--near-duplicates")
-    corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
+    # Before anything is written, for an unknown language is refused, and before the fork: all workers share the rules.
+    corpus.normaliser_of(*normaliser).sentences("A text, é.")
     settings = {
         "version": __version__,
         "inputs": [list(source) for source in sources],

@@ -135,7 +135,7 @@ def prepare(
     known = {texts for texts, _ in splits[0][1]}
     if again := sum(texts in known for texts, _ in splits[1][1]):
         click.echo(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
-    with encoding(vocabulary, output, [name], workers) as map_rows:
+    with encoding(vocabulary, output, workers) as map_rows:
         remove_partial(output)
         return prepare_task(name, task, splits, vocabulary, output, map_rows)
 

@@ -37,7 +37,8 @@ class Stats:
 
     def keep(self, source: str, split: str, ids: int) -> None:
         """Count a document that is in a split."""
-        self.sources[source].update({f"{split}: documents": 1, f"{split}: ids": ids})
+        numbers = {f"{split}: documents": 1, f"{split}: ids": ids}
+        self._add(numbers, {}, {}, {source: numbers})
 
     def _add(self, counts, dropped, samples, sources):
         self.counts.update(counts)

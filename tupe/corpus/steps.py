@@ -189,11 +189,6 @@ def normaliser_of(kind: type, *settings: tuple) -> Normaliser | Raw:
     return kind(**dict(settings))
 
 
-def load_libraries(normaliser: tuple) -> None:
-    """Load what `text_shard` would load when it first runs. Raises ValueError for an unknown language or model."""
-    normaliser_of(*normaliser).sentences("A text, é.")
-
-
 def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: bool) -> None:
     """Task: write tokens.gz (a sentence per line, an empty line after each document), docs.npy (see DOCUMENT),
     sources.json and, to find near-copies, sketches.npy for a shard of `read_shards`. normaliser: the arguments of
@@ -323,7 +318,8 @@ def select(folder: Path, shards: list[Path], near_duplicates: float, valid_fract
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
         raise TooFew(len(kept), len(use) - len(kept))
-    sources = np.array([name for shard in shards for name in _read_sources(shard)])
+    number = {}  # of each source
+    sources = np.array([number.setdefault(name, len(number)) for shard in shards for name in _read_sources(shard)])
     use[kept[choose_valid(order[kept], docs["tokens"][kept], sources[kept], valid_fraction)]] = VALID
     train = np.flatnonzero(use == TRAIN)
     sample = np.zeros(len(docs), dtype=bool)
@@ -430,13 +426,11 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
                 if len(line) + 1 >= length:  # <s> comes before
                     stats.count(f"ids in sentences too long for {length} tokens", len(line) + 1)
         stats.count("documents kept")
-        stats.count(f"{SPLITS[kind]}: documents")
         stats.count("sentences", len(lines))
         stats.count("tokens", sum(map(len, document)))
         stats.keep(source, SPLITS[kind], sum(map(len, lines)) + len(lines) + 1)
     for kind, name in SPLITS.items():
         array_of_ids = np.array(ids[kind], dtype=np.int32)
-        stats.count(f"{name}: ids", len(array_of_ids))
         stats.count("pieces", len(array_of_ids) - len(sizes[kind]))
         stats.count("pieces that are <unk>", int((array_of_ids == unk).sum()))
         _save(folder / f"{name}-ids.npy", array_of_ids)
@@ -448,24 +442,17 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
 # -------------------------------------------------------------------------------------------------------------- merge
 
 
-def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
-    """Write fairseq's mmap format, as fairseq-preprocess does: each sentence ends with </s>, and an empty line (only
-    </s>) ends a document. `shards`: [(ids.npy, sizes.npy), ...]; `table`: [id of a shard] -> id of the dictionary.
-    It never holds all data in memory."""
-    with open(f"{prefix}.bin", "wb") as file:
-        for path, _ in shards:
-            file.write(table[np.load(path)])
-    write_index(prefix, [np.load(path) for _, path in shards], table.dtype.type)
-
-
 def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path | None) -> None:
-    """Task: write the files of the data directory, except the report and the manifest."""
+    """Task: write the files of the data directory, except the report and the manifest: ids in fairseq's mmap format, as
+    fairseq-preprocess does. Each sentence ends with </s>, and an empty line (only </s>) ends a document. All ids are
+    never in memory together."""
     counts = sum(np.load(shard / "counts.npy") for shard in shards)
-    table = write_dictionary(model_path, counts, folder / "dict.txt")
-    for split in ("train", "valid"):
-        write_mmap(
-            folder / split, [(shard / f"{split}-ids.npy", shard / f"{split}-sizes.npy") for shard in shards], table
-        )
+    table = write_dictionary(model_path, counts, folder / "dict.txt")  # id of a shard -> id of the dictionary
+    for split in SPLITS.values():
+        with open(folder / f"{split}.bin", "wb") as file:
+            for shard in shards:
+                file.write(table[np.load(shard / f"{split}-ids.npy")])
+        write_index(folder / split, [np.load(shard / f"{split}-sizes.npy") for shard in shards], table.dtype.type)
     (folder / model_path.name).write_bytes(model_path.read_bytes())
     if words_path:
         (folder / "words.txt").write_bytes(Path(words_path).read_bytes())

@@ -120,7 +120,7 @@ def prepare(
         check_replaced(output, name, overwrite)
         for split, path in _files_of(name, source / name):
             read_split(name, split, path)
-    with encoding(vocabulary, output, names, workers) as map_rows:
+    with encoding(vocabulary, output, workers) as map_rows:
         remove_partial(output)
         for name in names:
             splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, source / name))
