@@ -108,7 +108,7 @@ def test_data_for_pretraining_are_no_task(vocabulary, tmp_path):
     shutil.copytree(vocabulary, tmp_path / "bin" / "cats")
     (tmp_path / "bin" / "cats" / "manifest.json").write_text("{}")
     done = prepare(file, tmp_path / "bin" / "cats", tmp_path / "bin", "--overwrite")
-    assert done.exit_code == 2 and "cats is no prepared task: choose another output folder" in done.output
+    assert done.exit_code == 2 and "cats is not a prepared task: choose another output folder" in done.output
     assert prepare(file, tmp_path / "bin" / "cats", tmp_path / "bin", "--name=others").exit_code == 0
 
 
@@ -178,7 +178,7 @@ ODD = {
         GOOD.encode() + "caf\xe9,yes\n".encode("latin-1"),
         "line 10: byte 0xe9 at column 4 is not UTF-8: convert",
     ),
-    "t.jsonl": ((ROWS + '{"a": 1, "y": 0}').encode(), "line 7: 'a' is no text: 1"),
+    "t.jsonl": ((ROWS + '{"a": 1, "y": 0}').encode(), "line 7: 'a' is not text: 1"),
     "u.jsonl": ((ROWS + '{"a": "mat", "y": [0, 1]}').encode(), "line 7: the label [0, 1] is not a word or a number"),
     "v.jsonl": ((ROWS + "{").encode(), "line 7: not a JSON object"),
     "w.tsv": (b"a\ty\n" + b'"cat\tyes\nmat\tno\n' * 4, "read such marks as text with --unquoted"),

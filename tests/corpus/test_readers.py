@@ -217,7 +217,7 @@ def test_wiki_dump(tmp_path, name):
         "Kept.",
     ]
     lost = {str(tmp_path / name): 1}
-    assert stats.dropped == {"document: a page that is no article": lost, "document: a page that redirects": lost}
+    assert stats.dropped == {"document: a page that is not an article": lost, "document: a page that redirects": lost}
 
 
 def test_nested_and_broken_markup_survives():

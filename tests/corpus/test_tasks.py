@@ -174,7 +174,7 @@ def test_an_output_in_the_way_is_refused(prepared, vocabulary, tmp_path):
 def test_the_official_files_are_never_replaced(vocabulary, tmp_path):
     official = official_folder(tmp_path / "official")
     content = (official / "RTE" / "train.tsv").read_bytes()
-    with pytest.raises(ValueError, match="CoLA is no prepared task: choose another output folder"):
+    with pytest.raises(ValueError, match="CoLA is not a prepared task: choose another output folder"):
         list(prepare(official, vocabulary, official, overwrite=True))
     assert (official / "RTE" / "train.tsv").read_bytes() == content and not (official / "dict.txt").exists()
 

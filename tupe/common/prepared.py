@@ -36,7 +36,7 @@ def check_replaced(folder: Path, name: str, overwrite: bool) -> None:
     if not (folder / name).exists():
         return
     if name not in tasks_in(folder):
-        raise ValueError(f"{folder / name} is no prepared task: choose another output folder")
+        raise ValueError(f"{folder / name} is not a prepared task: choose another output folder")
     if not overwrite:
         raise ValueError(f"{folder / name} exists already; pass --overwrite to replace it")
 

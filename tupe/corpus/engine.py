@@ -332,7 +332,8 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         (f"{i:05}", sum(source.size for source in group), (group, reading, shard_bytes))
         for i, group in enumerate(_groups(sources, shard_bytes))
     ]
-    # A worker of a cluster has another working folder. This one is no argument: where it is called makes no difference.
+    # A worker of a cluster has another working folder. This one is not an argument of the tasks, which have the same
+    # names wherever the command is called.
     read_folders = run.step("read", functools.partial(corpus.read_shards, base=os.getcwd()), groups)
     shards = []
     for folder in read_folders:

@@ -32,7 +32,7 @@ def read_table(
     for where, record in read_fields(path, needed, [label], unquoted):
         for name in text:
             if not isinstance(record[name], str):
-                raise ValueError(f"{where}: {name!r} is no text: {shorten(record[name])}")
+                raise ValueError(f"{where}: {name!r} is not text: {shorten(record[name])}")
         try:
             found = text_of(record.get(label))
         except ValueError as error:

@@ -204,7 +204,7 @@ def _mediawiki(events, root, file):
         is_redirect = element.find(f"{namespace}redirect") is not None or markup.lstrip()[:9].lower() == "#redirect"
         if element.findtext(f"{namespace}ns") not in (None, "0"):
             file.stats.count("documents read")
-            file.stats.drop("document", "a page that is no article", file.source, title)
+            file.stats.drop("document", "a page that is not an article", file.source, title)
         elif is_redirect:
             file.stats.count("documents read")
             file.stats.drop("document", "a page that redirects", file.source, title)

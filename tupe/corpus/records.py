@@ -26,7 +26,7 @@ DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
 class Bad(ValueError):
-    """What stands in a file and is no text or no record. With --errors replace, reading goes on after it."""
+    """Something in a file that is not text, or not a record. With --errors replace, reading goes on after it."""
 
 
 class Reading(NamedTuple):
@@ -54,8 +54,8 @@ class _Streams(io.RawIOBase):
     """The bytes of a compressed file: of all its streams, one behind the other, with or without zeros between them.
 
     Anything else between them or at the end is an error, and so is an end too early: Python's own readers of .bz2 and
-    .xz, and so those of fsspec, stop without a word at what is no stream, and zstandard's does not notice that the last
-    frame is cut off."""
+    .xz, and so those of fsspec, stop without a word at bytes that begin no stream, and zstandard's does not notice that
+    the last frame is cut off."""
 
     def __init__(self, file: BinaryIO, new_stream: Callable):
         self.file, self.new_stream = file, new_stream
@@ -136,7 +136,7 @@ class File:
         return text.removeprefix("\ufeff") if number == 1 else text  # a byte-order mark, as Windows writes it
 
     def refuse(self, place: str, why: str, found: str = "") -> None:
-        """Raise `Bad` for what is no record, or count it."""
+        """Raise `Bad` for something that is not a record, or count it."""
         if self.reading.errors == "strict":
             raise Bad(f"{place}: {why}{found and f' ({found})'}")
         self.stats.count("documents read")

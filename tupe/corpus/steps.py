@@ -87,7 +87,7 @@ _LETTERS = re.compile(r"[^\W\d_]+| ")
 
 
 def _no_prose(text, normaliser):
-    """Why a cleaned paragraph is no prose; None if it is."""
+    """Why a cleaned paragraph is not prose; None if it is."""
     if normaliser.unit == "words" and len(text) > LONG_WORD and len(max(text.split(" "), key=len)) > LONG_WORD:
         return f"a word of more than {LONG_WORD} characters"
     letters = sum(map(len, _LETTERS.findall(text)))
@@ -222,7 +222,7 @@ def _save(path, array):
 
 
 def _read_sources(shard):
-    """Of the documents of a shard of `text_shard`."""
+    """The source of each document of a shard of `text_shard`."""
     return json.loads((shard / "sources.json").read_text())
 
 

@@ -21,7 +21,7 @@ WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 LONGEST = 100_000  # bytes of a sentence: SentencePiece leaves longer ones out and says nothing
 CUTS = r"\S.{0,24998}(?!\S)|\S{24999}"  # what such a sentence is cut into: no sign has more than four bytes
 LONG_RUN = r"(\S{128})(?=\S)"  # no blanks, as in DNA: training takes the square of a word's length
-# Of each special token of fairseq's: its names in a Hugging Face folder, and what it is usually called.
+# fairseq's special tokens -> their names in a Hugging Face folder, and what they are usually called.
 ROLES = {
     "<s>": ("cls_token", "bos_token", "[CLS]", "<s>", "<cls>"),
     "<pad>": ("pad_token", "[PAD]", "<pad>"),
@@ -129,7 +129,7 @@ def their_tokenizer(path: str | Path) -> tuple[str, dict[str, str | None], Path]
         try:
             content = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise ValueError(f"{file} is no tokenizer.json") from None
+            raise ValueError(f"{file} is not a tokenizer.json") from None
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (file.parent / name).is_file():
                 named.update(json.loads((file.parent / name).read_text(encoding="utf-8")))
@@ -187,8 +187,9 @@ def with_our_ids(content: str, roles: dict[str, str | None], name: str | Path) -
         special_tokens=[(begin, 0), (end, 2)],
     )  # fmt: skip
     of_bytes = '"ByteLevel"' in json.dumps(data["pre_tokenizer"], allow_nan=False)
-    trim = [processors.ByteLevel(trim_offsets=True)] * of_bytes  # else a word's offsets have the blank before it
-    tokenizer.post_processor = processors.Sequence([*trim, frame]) if trim else frame
+    if of_bytes:  # else a word's offsets have the blank before it
+        frame = processors.Sequence([processors.ByteLevel(trim_offsets=True), frame])
+    tokenizer.post_processor = frame
     return tokenizer.to_str(pretty=True)
 
 

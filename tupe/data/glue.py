@@ -39,7 +39,7 @@ class Glue:
 
     @property
     def names(self) -> tuple:
-        """Of the outputs."""
+        """The names of the outputs."""
         return self.labels or ("score",)
 
     @property
@@ -96,7 +96,7 @@ TASKS = {
 
 
 def own_task(content: dict) -> Glue:
-    """Of `Glue.plain`."""
+    """The task that `Glue.plain` described."""
     return Glue(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
 
 

@@ -47,7 +47,7 @@ def check_split(prefix: str | Path, types: int | None = None) -> int | None:
             return None
         code, count = head[17:18], int.from_bytes(head[18:], "little")
         if not head.startswith(b"MMIDIDX\0\0") or not code or code[0] not in CODES:
-            raise ValueError(f"{index} is no index of fairseq's, or cut off; prepare the data again")
+            raise ValueError(f"{index} is not an index of fairseq's, or cut off; prepare the data again")
         end, expected = 0, HEAD + 12 * count
         if count and index.stat().st_size == expected:
             file.seek(HEAD + 4 * (count - 1))
@@ -83,7 +83,7 @@ class Split:
         self._bytes = np.memmap(index, np.int64, "r", HEAD + 4 * count, (count,)) if count else empty  # before each one
 
     def __reduce__(self):
-        return Split, (self.prefix,)  # a data worker that is no copy of this process maps the files itself
+        return Split, (self.prefix,)  # a data worker that is not a copy of this process maps the files
 
     def __len__(self):
         return len(self.sizes)
@@ -149,5 +149,5 @@ def prefixes_of(data: str | Path, split: str) -> list[str]:
 
 
 def files_of(prefixes: Iterable[str]) -> list[Path]:
-    """Of splits, in the order of a run's fingerprint."""
+    """The files of some splits, in the order of a run's fingerprint."""
     return [Path(f"{prefix}.{end}") for prefix in prefixes for end in ("bin", "idx")]
