@@ -1,7 +1,5 @@
 """`tupe prepare labels`: a table of one's own becomes a task as GLUE's are, for both engines, reports and exports."""
 
-import csv
-import io
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from corpus.test_records import write_records as write
 from helpers import ENGLISH_WORDS, ended, fork_tupe, table
 
 from tupe.cli import main
@@ -38,23 +37,6 @@ def cats(count=60, seed=1):
         first, second = (" ".join(rng.choice(ENGLISH_WORDS[2:], 5)) + " the cat" * int(cat) for cat in both)
         rows.append({"question": first, "text": second, "cats": CLASSES[both.sum()]})
     return rows
-
-
-def write(path, rows):
-    if path.suffix in (".csv", ".tsv"):
-        file = io.StringIO()
-        writer = csv.DictWriter(file, rows[0], dialect="excel-tab" if path.suffix == ".tsv" else "excel")
-        writer.writeheader()
-        writer.writerows(rows)
-        path.write_text(file.getvalue(), encoding="utf-8", newline="")
-    elif path.suffix == ".parquet":
-        pyarrow = pytest.importorskip("pyarrow")
-        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps(rows))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def run(*words):

@@ -21,26 +21,27 @@ def read(path, field="text", errors="strict", unquoted=False):
     return [document for source in inputs for document in readers.read(source, reading, stats)], stats
 
 
-def write(folder, name, field, texts=TEXTS):
-    """One of the kinds of files, with other columns."""
-    rows = [{"id": n, field: text, "url": "x"} for n, text in enumerate(texts)]
-    path, kind = folder / name, name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "json":
-        content = json.dumps(rows, indent=2, ensure_ascii=False)
-    elif kind == "jsonl":
-        content = "\n".join(map(json.dumps, rows))
-    elif kind in ("csv", "tsv"):
-        file = io.StringIO()
-        csv.writer(file, "excel" if kind == "csv" else "excel-tab").writerows(
-            [rows[0], *(row.values() for row in rows)]
-        )
-        content = "\ufeff" + file.getvalue()
-    else:
+def write_records(path, rows):
+    """A file of the kind that its name says; tables begin with a byte-order mark, as Windows writes it."""
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
         return path
-    path.write_bytes((gzip.compress if name.endswith(".gz") else bytes)(content.encode()))
+    if kind in ("csv", "tsv"):
+        file = io.StringIO()
+        writer = csv.writer(file, "excel" if kind == "csv" else "excel-tab")
+        writer.writerows([rows[0], *(row.values() for row in rows)])
+        content = f"\ufeff{file.getvalue()}"
+    else:
+        content = json.dumps(rows, indent=2) if kind == "json" else "\n".join(map(json.dumps, rows))
+    path.write_bytes((gzip.compress if path.suffix == ".gz" else bytes)(content.encode()))
     return path
+
+
+def write(folder, name, field, texts=TEXTS):
+    """Text in one of several columns."""
+    return write_records(folder / name, [{"id": n, field: text, "url": "x"} for n, text in enumerate(texts)])
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.csv.gz", "a.parquet"])
