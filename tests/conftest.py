@@ -151,7 +151,7 @@ def learnable(vocabulary, tmp_path_factory):
 
     CoLA: is there a cat? MNLI, STS-B: how many cats are in both sentences? 41 rows each, so that batches are uneven.
     """
-    from tupe.corpus.glue import prepare
+    from tupe.corpus.tasks import prepare
     from tupe.data.glue import TASKS
 
     folder, rng = tmp_path_factory.mktemp("learnable"), np.random.default_rng(1)

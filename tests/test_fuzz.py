@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from tupe import positions
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
-from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.records import Reading
 from tupe.corpus.stats import Stats
+from tupe.corpus.tasks import read_split
 from tupe.evaluate.minimal_pairs import read_paradigms
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import canonical

@@ -4,13 +4,11 @@ import gzip
 import json
 import lzma
 import os
-import sys
 
 import pytest
 import zstandard
 
 from tupe.corpus import readers as documents
-from tupe.corpus import records
 from tupe.corpus.readers import Document, find_inputs, paragraphs
 from tupe.corpus.records import Reading
 from tupe.corpus.stats import Stats
@@ -57,22 +55,22 @@ def page(title="A", ns=0, redirect="", text="Some text."):
     return PAGE.format(title=title, ns=ns, redirect=redirect, text=text)
 
 
-COMPRESSIONS = {
+COMPRESS = {
     "": bytes,
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
     ".zst": zstandard.ZstdCompressor().compress,
 }
-LINES = "First line.\r\nSecond line.\n\n\r\nAnother document,\rold Mac ends.\n \nThe last one, é, no line end".encode()
-DOCUMENTS = ["First line.\nSecond line.", "Another document,\nold Mac ends.", "The last one, \u00e9, no line end"]
+LINES = "First line.\r\nSecond line.\n\n\r\nAnother document.\n \nThe last one, é, no line end".encode()
+DOCUMENTS = ["First line.\nSecond line.", "Another document.", "The last one, \u00e9, no line end"]
 
 
-@pytest.mark.parametrize("suffix", COMPRESSIONS)
+@pytest.mark.parametrize("suffix", COMPRESS)
 def test_plain_text_in_every_compression(tmp_path, suffix):
-    compress = COMPRESSIONS[suffix]
-    half = LINES.index(b"Another")
-    (tmp_path / f"a.txt{suffix}").write_bytes(compress(LINES[:half]) + compress(LINES[half:]))  # two frames, as of cat
+    """In two frames, as of cat, and with zeros between them, as the format of .xz allows."""
+    compress, half, zeros = COMPRESS[suffix], LINES.index(b"Another"), bytes(8 * (suffix == ".xz"))
+    (tmp_path / f"a.txt{suffix}").write_bytes(compress(LINES[:half]) + zeros + compress(LINES[half:]) + zeros)
     assert texts(tmp_path / f"a.txt{suffix}") == DOCUMENTS
 
 
@@ -86,40 +84,20 @@ def test_a_line_of_invisible_characters_is_empty(tmp_path):
     assert read_paradigms(tmp_path / "pairs.txt")[0].pairs == [Pair("good", "bad")]
 
 
-@pytest.mark.parametrize("suffix", [s for s in COMPRESSIONS if s])
-def test_truncated_compressed_file(tmp_path, suffix):
-    content = "\n\n".join(f"Document {i} {i**7}." for i in range(9_000)).encode()
-    compressed = COMPRESSIONS[suffix](content)
-    path = tmp_path / f"a.txt{suffix}"
-    path.write_bytes(compressed[: len(compressed) // 2])
-    with pytest.raises(ValueError, match=rf"a.txt\{suffix}: cannot be read after .*--errors replace"):
-        read_all(path)
-    kept, stats = read_all(path, errors="replace")
-    assert stats.dropped["file: damaged, read up to there"] == {path.name: 1}
-    assert [d.text for d in kept] == content.decode().split("\n\n")[: len(kept)]
-
-
-def test_a_zst_file_is_read_nearly_up_to_the_damage(tmp_path):
-    lines = "".join(f"Document {i} {i**7}.\n\n" for i in range(9_000)).encode()
-    (tmp_path / "a.txt.zst").write_bytes(COMPRESSIONS[".zst"](lines)[:-20])
-    kept, _ = read_all(tmp_path / "a.txt.zst", errors="replace")
-    assert len(kept) > 5_000
-
-
 def _flip(content, at):
     return content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :]
 
 
-@pytest.mark.parametrize("suffix", [s for s in COMPRESSIONS if s])
-@pytest.mark.parametrize("damage", ["no stream at all", "first byte", "middle", "last byte", "cut", "empty"])
+@pytest.mark.parametrize("suffix", [s for s in COMPRESS if s])
+@pytest.mark.parametrize("damage", ["no stream at all", "middle", "last byte", "cut", "empty"])
 def test_a_damaged_stream_behind_a_whole_one(damage, suffix, tmp_path):
     """Of no file the rest is lost without a word; what is read before is what stands there."""
-    compress = COMPRESSIONS[suffix]
+    compress = COMPRESS[suffix]
     if suffix == ".zst":  # the others have checksums always
         compress = zstandard.ZstdCompressor(write_checksum=True).compress
     whole, more = compress(LINES), compress(b"\n\nmore\n\nand more")
     bad = {
-        "no stream at all": b"no stream at all", "first byte": _flip(more, 0), "middle": _flip(more, len(more) // 2),
+        "no stream at all": b"no stream at all", "middle": _flip(more, len(more) // 2),
         "last byte": _flip(more, len(more) - 1), "cut": more[:-1],
     }  # fmt: skip
     path = tmp_path / f"a.txt{suffix}"
@@ -129,25 +107,7 @@ def test_a_damaged_stream_behind_a_whole_one(damage, suffix, tmp_path):
     assert "\n" not in str(caught.value)
     kept, stats = read_all(path, errors="replace")
     assert [d.text for d in kept][:2] == DOCUMENTS[: 2 * (damage != "empty")]
-    assert stats.dropped["file: damaged, read up to there"] == {path.name: 1}
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
-@pytest.mark.parametrize("zeros", [4, 8, 9_000])
-def test_zeros_between_streams_and_at_the_end_are_no_damage(zeros, suffix, tmp_path):
-    """As the format of .xz allows them, and as `tar` leaves them on tapes."""
-    compress, half = COMPRESSIONS[suffix], LINES.index(b"Another")
-    parts = compress(LINES[:half]) + bytes(zeros) + compress(LINES[half:]) + bytes(zeros)
-    (tmp_path / f"a.txt{suffix}").write_bytes(parts)
-    assert texts(tmp_path / f"a.txt{suffix}") == DOCUMENTS
-
-
-def test_a_table_names_the_package_that_unpacks_it(tmp_path, monkeypatch):
-    """For `prepare labels`, which asks for no package before."""
-    monkeypatch.setitem(sys.modules, "zstandard", None)
-    (tmp_path / "a.csv.zst").touch()
-    with pytest.raises(ValueError, match="a.csv.zst needs zstandard: pip install zstandard"):
-        list(records.read_fields(tmp_path / "a.csv.zst", {"text": "--text"}))
+    assert stats.dropped["file: damaged, read up to there"] == {str(path): 1}
 
 
 def test_a_folder_holds_books(tmp_path):
@@ -198,19 +158,6 @@ def test_links_to_folders_are_followed(tmp_path, monkeypatch):
         find_inputs([tmp_path / "in"])
 
 
-def test_a_link_to_nothing_is_refused_if_it_would_be_read(tmp_path):
-    (tmp_path / "a.txt").write_text("text")
-    for name in ("latest.log", "round.log"):
-        (tmp_path / name).symlink_to(name.replace("latest", "gone"))
-    inputs, skipped = find_inputs([tmp_path])
-    assert [source.path for source in inputs] == [str(tmp_path / "a.txt")]
-    assert skipped == [str(tmp_path / name) for name in ("latest.log", "round.log")]
-    (tmp_path / "b.txt").symlink_to("../gone.txt")
-    for name in (tmp_path, f"{tmp_path}/*.txt"):
-        with pytest.raises(ValueError, match=r"b\.txt: a link to \.\./gone\.txt, which is not there"):
-            find_inputs([name])
-
-
 def test_glob_is_sorted_and_each_file_is_read_once(tmp_path):
     for name in "cab":
         (tmp_path / f"{name}.txt").write_text(name)
@@ -226,7 +173,7 @@ def test_json_lines_and_wikiextractor(tmp_path):
         (tmp_path / name).write_text("\n".join(map(json.dumps, rows)) + "\n\n")
         read_documents, _ = read_all(tmp_path / name)
         assert [d.text for d in read_documents] == [row["text"] for row in rows]
-        assert [d.domain for d in read_documents] == ["en.wikipedia.org", name]
+        assert [d.source for d in read_documents] == [str(tmp_path / name)] * 2
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
@@ -237,29 +184,13 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
         assert texts(tmp_path / name) == ["One.", "Two."], name
 
 
-def test_what_lies_in_the_output_folder_is_refused_by_its_name(tmp_path):
-    (tmp_path / "out").mkdir()
-    for name in ("a.txt", "out/b.txt"):
-        (tmp_path / name).write_text("One.")
-    assert len(find_inputs([tmp_path], tmp_path / "out")[0]) == 1
-    with pytest.raises(ValueError, match=r"out/b\.txt lies in .*out, which is to be written"):
-        find_inputs([tmp_path / "a.txt", tmp_path / "out" / "b.txt"], tmp_path / "out")
-
-
 def test_links_to_other_languages_and_magic_words_are_no_text():
     markup = "__NOTOC__ A [[cat]], in German [[:de:Katze]].\n[[de:Katze]] [[zh-min-nan:Niau]] [[C: a language]]"
     assert paragraphs(Document("x", "x", True, markup)) == [" A cat, in German :de:Katze.", "  C: a language"]
 
 
-def test_json_line_with_a_strange_url(tmp_path):
-    for url in ("https://foo\uff0fbar", "https://[1", "nowhere", ""):
-        (tmp_path / "a.jsonl").write_text(json.dumps({"url": url, "text": "good"}))
-        (document,), _ = read_all(tmp_path / "a.jsonl")
-        assert document.domain == "a.jsonl" and document.text == "good"
-
-
 def test_json_line_that_is_none(tmp_path):
-    for bad in ('{"text": 3}', "[]", '{"no": "text"}', '{"text": "x"', "[" * 100_000):
+    for bad in ('{"text": 3}', "[]", '{"no": "text"}', "[" * 100_000):
         (tmp_path / "a.jsonl").write_text('{"text": "good"}\n' + bad + "\n")
         with pytest.raises(ValueError, match='a.jsonl, line 2: not a JSON object with a "text"'):
             read_all(tmp_path / "a.jsonl")
@@ -267,14 +198,7 @@ def test_json_line_that_is_none(tmp_path):
         assert [d.text for d in read_documents] == ["good"] and len(stats.dropped) == 1
 
 
-def test_a_dump_of_wikipedia_names_the_package_that_it_needs(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (tmp_path / "w.xml").write_bytes(wiki(page("T")))
-    with pytest.raises(ValueError, match="w.xml: a dump of Wikipedia needs the package mwparserfromhell"):
-        read_all(tmp_path / "w.xml")
-
-
-@pytest.mark.parametrize("name", ["w.xml", "w.xml.bz2", "enwiki-pages-articles1.xml-p1p41242.bz2", "w.xml.zst"])
+@pytest.mark.parametrize("name", ["w.xml", "enwiki-pages-articles1.xml-p1p41242.bz2"])
 def test_wiki_dump(tmp_path, name):
     dump = wiki(
         page(text=MARKUP),
@@ -282,9 +206,9 @@ def test_wiki_dump(tmp_path, name):
         page("Talk:A", ns=1),
     )
     suffix = "." + name.rsplit(".", 1)[1]
-    (tmp_path / name).write_bytes(COMPRESSIONS.get(suffix, bytes)(dump))
+    (tmp_path / name).write_bytes(COMPRESS.get(suffix, bytes)(dump))
     (document,), stats = read_all(tmp_path / name)
-    assert document.source.endswith(f"{name}: A") and document.wiki
+    assert document.place.endswith(f"{name}: A") and document.wiki
     assert [line.strip() for line in paragraphs(document) if line.strip()] == [
         "Anarchism is a philosophy of the state.",
         "It grew in  Europe & America. See http://a.org/b.",
@@ -292,20 +216,15 @@ def test_wiki_dump(tmp_path, name):
         "One item",
         "Kept.",
     ]
-    assert stats.dropped == {
-        "document: a page that is no article": {name: 1},
-        "document: a page that redirects": {name: 1},
-    }
+    lost = {str(tmp_path / name): 1}
+    assert stats.dropped == {"document: a page that is not an article": lost, "document: a page that redirects": lost}
 
 
 def test_nested_and_broken_markup_survives():
     for markup in (
         "{{" * 2000 + "text",
         "[[" * 500 + "x" + "]]" * 500,
-        "'''a",
-        "{| a",
         "<ref>",
-        "== h",
         "<div>" * 3000 + "x",
     ):
         try:
@@ -318,9 +237,7 @@ def test_nested_and_broken_markup_survives():
     "name, content, message",
     [
         ("b.txt", b"fine\nnot \xff fine\n", "b.txt, line 2: byte 0xff at column 5 is not UTF-8.*--errors replace"),
-        ("cut.xml.bz2", bz2.compress(wiki())[:-9], "cut.xml.bz2: cannot be read after the start"),
         ("cut.xml", wiki(page("Title"))[:-9], "cut.xml: cannot be read after .*: Title: "),
-        ("nul.xml", wiki(page("T"), "\0"), "nul.xml: cannot be read after .*: T: "),
         ("bomb.xml", b'<!DOCTYPE b [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><m>&b;</m>', "refused, .* entities"),
         ("x.pdf", b"", "x.pdf: unknown kind of input; valid: .txt"),
     ],
@@ -328,20 +245,9 @@ def test_nested_and_broken_markup_survives():
 def test_bad_input_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read_all(tmp_path / name)
-
-
-def test_an_entity_bomb_is_refused_in_any_case(tmp_path):
-    (tmp_path / "bomb.xml").write_bytes(b'<!DOCTYPE b [<!ENTITY a "aa"><!ENTITY b "&a;&a;">]><m>&b;</m>')
-    with pytest.raises(ValueError, match="refused"):
-        read_all(tmp_path / "bomb.xml", errors="replace")
-
-
-def test_missing_input(tmp_path):
+        read_all(tmp_path / name, errors="replace" if name == "bomb.xml" else "strict")
     with pytest.raises(ValueError, match="nothing.txt: no such file or folder"):
         find_inputs([tmp_path / "nothing.txt"])
-    with pytest.raises(ValueError, match="no input in .*; valid: .txt"):
-        find_inputs([tmp_path])
 
 
 def test_undecodable_bytes_can_be_replaced(tmp_path):
@@ -352,8 +258,7 @@ def test_undecodable_bytes_can_be_replaced(tmp_path):
 
 
 def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeypatch):
-    for module in (documents, records):
-        monkeypatch.setattr(module, "MAX_DOCUMENT", 1000)
+    monkeypatch.setattr(documents, "MAX_DOCUMENT", 1000)
     long = "word " * 300
     (tmp_path / "a.txt").write_text(f"good\n\nstart\n{long}\nend\n\n" + "line\n" * 300 + "\ngood, too\n")
     (tmp_path / "a.jsonl").write_text(
@@ -375,8 +280,6 @@ def test_a_document_that_is_too_long_is_dropped_whatever_it_is(tmp_path, monkeyp
         assert [d.text for d in read_documents] == kept
         assert sum(stats.dropped["document: longer than 1000 characters"].values()) == lost
         assert stats.counts["documents read"] == len(kept) + lost
-    with pytest.raises(ValueError, match=r"a\.csv:3: a line longer than 1000 characters"):
-        list(records.read_fields(tmp_path / "a.csv", {"text": "--text"}))
 
 
 DOCS = """<doc id="12" url="https://en.wikipedia.org/wiki?curid=12" title="Tom &amp; Jerry">
@@ -398,9 +301,9 @@ def test_wikiextractor_in_its_own_form(tmp_path):
     path = tmp_path / "wiki_07"
     path.write_text(DOCS)
     first, second = read_all(path)[0]
-    assert first[:3] == ("https://en.wikipedia.org/wiki?curid=12", "en.wikipedia.org", False)
+    assert first[:3] == (f"{path}: Tom & Jerry", str(path), False)
     assert [line for line in paragraphs(first) if line] == ["A cat and a mouse.", "History.", "They met."]
-    assert second.source.endswith("Second") and second.text == "Another first line."  # not the title: it stays
+    assert second.place.endswith("Second") and second.text == "Another first line."  # not the title: it stays
 
 
 @pytest.mark.parametrize("form", ["doc", "json"])
@@ -423,16 +326,10 @@ def test_text_outside_of_wikiextractors_documents(content, line, tmp_path):
     with pytest.raises(ValueError, match=f"line {line}: "):
         read_all(path)
     kept, stats = read_all(path, errors="replace")
-    assert kept[-1].text == "Another first line." and any("<doc" in what for what in stats.counts)
-
-
-def test_wikiextractors_last_document_is_cut_off(tmp_path):
-    path = tmp_path / "wiki_07"
+    assert kept[-1].text == "Another first line." and any("<doc" in what for what in stats.dropped)
     path.write_text(DOCS.removesuffix("</doc>\n"))
     with pytest.raises(ValueError, match="line 10 has no end"):
         read_all(path)
-    kept, stats = read_all(path, errors="replace")
-    assert len(kept) == 1 and stats.dropped["file: damaged, read up to there"]
 
 
 TEI = """<TEI xmlns="http://www.tei-c.org/ns/1.0"><teiHeader><fileDesc><titleStmt><title>A  Novel</title></titleStmt>
@@ -447,8 +344,8 @@ TEI = """<TEI xmlns="http://www.tei-c.org/ns/1.0"><teiHeader><fileDesc><titleStm
 def test_tei(copies, tmp_path):
     corpus = TEI if copies == 1 else f"<teiCorpus>{TEI * copies}</teiCorpus>"
     (tmp_path / "novel.xml").write_text(corpus)
-    (source, domain, wiki, text), *others = read_all(tmp_path / "novel.xml")[0]
-    assert (source, domain, wiki) == (f"{tmp_path}/novel.xml: A Novel", tmp_path.name, False)
+    (place, source, wiki, text), *others = read_all(tmp_path / "novel.xml")[0]
+    assert (place, source, wiki) == (f"{tmp_path}/novel.xml: A Novel", f"{tmp_path}/novel.xml", False)
     assert text.split("\n") == ["It was a dark and stormy night in London the city.", "A line,", "another."]
     assert [other.text for other in others] == [text] * (copies - 1)
 

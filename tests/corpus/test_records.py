@@ -1,10 +1,11 @@
-"""Files with fields: JSON, CSV, TSV, Parquet, folders of the library datasets; the text's field; values."""
+"""Files with fields: JSON, CSV, TSV, Parquet; the text's field; values."""
 
+import csv
 import gzip
+import io
 import json
 
 import pytest
-from corpus.test_engine import ONE, run
 
 from tupe.corpus import readers
 from tupe.corpus.readers import find_inputs
@@ -20,41 +21,35 @@ def read(path, field="text", errors="strict", unquoted=False):
     return [document for source in inputs for document in readers.read(source, reading, stats)], stats
 
 
-def write(folder, name, field, texts=TEXTS):
-    """One of the kinds of files, with another column before and a `url` in the first row."""
-    rows = [{"id": n, field: text, "url": "https://example.org/x" if n == 0 else ""} for n, text in enumerate(texts)]
-    path, kind = folder / name, name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "json":
-        content = json.dumps(rows, indent=2, ensure_ascii=False)
-    elif kind == "jsonl":
-        content = "\n".join(map(json.dumps, rows))
-    elif kind in ("csv", "tsv"):
-        quoted = [[str(value).replace('"', '""') for value in row.values()] for row in rows]
-        between = {"csv": '","', "tsv": '"\t"'}[kind]
-        content = "\ufeff" + "\r\n".join(f'"{between.join(row)}"' for row in [list(rows[0]), *quoted]) + "\r\n"
-    else:
-        pyarrow = pytest.importorskip("pyarrow")
-        from pyarrow import ipc, parquet
-
-        table = pyarrow.Table.from_pylist(rows)
-        if kind == "parquet":
-            parquet.write_table(table, path, row_group_size=2)
-        else:
-            with (ipc.new_stream if kind == "arrow" else ipc.new_file)(str(path), table.schema) as file:
-                file.write_table(table)
+def write_records(path, rows):
+    """A file of the kind that its name says; tables begin with a byte-order mark, as Windows writes it."""
+    kind = path.name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
         return path
-    path.write_bytes((gzip.compress if name.endswith(".gz") else bytes)(content.encode()))
+    if kind in ("csv", "tsv"):
+        file = io.StringIO()
+        writer = csv.writer(file, "excel" if kind == "csv" else "excel-tab")
+        writer.writerows([rows[0], *(row.values() for row in rows)])
+        content = f"\ufeff{file.getvalue()}"
+    else:
+        content = json.dumps(rows, indent=2) if kind == "json" else "\n".join(map(json.dumps, rows))
+    path.write_bytes((gzip.compress if path.suffix == ".gz" else bytes)(content.encode()))
     return path
 
 
-@pytest.mark.parametrize(
-    "name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.csv.gz", "a.json.gz", "a.parquet", "a.arrow"]
-)
+def write(folder, name, field, texts=TEXTS):
+    """Text in one of several columns."""
+    return write_records(folder / name, [{"id": n, field: text, "url": "x"} for n, text in enumerate(texts)])
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.csv", "a.tsv", "a.csv.gz", "a.parquet"])
 def test_every_kind_of_records(tmp_path, name):
     path = write(tmp_path, name, "content")
     documents, stats = read(path, "content")
     assert [document.text for document in documents] == TEXTS
-    assert documents[0].domain == "example.org" and documents[2].source.startswith(f"{path}:")
+    assert documents[2].place.startswith(f"{path}, ") and documents[2].source == str(path)
     assert stats.counts["documents read"] == 3
     with pytest.raises(
         ValueError, match="fields: id, content, url" if "json" in name else "has id, content, url: choose"
@@ -67,7 +62,7 @@ def test_a_table_with_a_hole_names_its_row(tmp_path):
         path = write(tmp_path, name, "text", [*"abcdef", None, *"hij"])
         if name == "a.csv":
             path.write_text("id,text\n" + "".join(f"{n},{t}\n" for n, t in enumerate("abcdef")) + "6\n7,h\n")
-        with pytest.raises(ValueError, match=f"{name}, {place}: .*skip such lines with --errors replace"):
+        with pytest.raises(ValueError, match=f"{name}, {place}: .*go on with --errors replace"):
             read(path)
         documents, stats = read(path, errors="replace")
         assert len(documents) == (7 if name == "a.csv" else 9) and sum(map(len, stats.dropped.values())) == 1
@@ -77,11 +72,11 @@ def test_no_text_of_a_row_is_left_out(tmp_path):
     """Commas that are not quoted, columns of one name, and a file without any."""
     path = tmp_path / "a.csv"
     path.write_text("id,text\n1,One\n2,Two, and more, too\n3,Three\n")
-    with pytest.raises(ValueError, match=r"a.csv, line 3: more fields than columns \( and more,  too\); fix it"):
+    with pytest.raises(ValueError, match=r"a.csv, line 3: more fields than columns \( and more,  too\); replace"):
         read(path)
     documents, stats = read(path, errors="replace")
-    assert len(documents) == 2 and stats.dropped == {"document: more fields than columns": {"a.csv": 1}}
-    path.write_text("\n\r\nid,text\n1,One,\n\n2,Two\n")  # blank lines, and a comma too many that loses nothing
+    assert len(documents) == 2 and stats.dropped == {"document: more fields than columns": {str(path): 1}}
+    path.write_text("\n\r\nid,text,,\n1,One,,,\n\n2,Two\n")  # blank lines, and commas too many that lose nothing
     assert [document.text for document in read(path)[0]] == ["One", "Two"]
     for content, message in (("text,id,text\na,1,b\n", "more than one column 'text'"), ("", "no column: it is empty")):
         path.write_text(content)
@@ -98,67 +93,35 @@ def test_an_array_is_read_whole_or_not_at_all(tmp_path):
     assert [document.text for document in read(path)[0]] == [row["text"] for row in rows]
     whole = json.dumps(rows, indent=0)
     for content, message in (
-        (whole[:-3], r"a.json: cannot be read after the start: .*line 601: "),
-        (f"{whole}\n{whole}", r"a.json: cannot be read after the start: .*line 603: Extra data"),
+        (whole[:-3], r"a.json: cannot be read after the start: .*line 601 "),
+        (f"{whole}\n{whole}", r"a.json: cannot be read after the start: .*Extra data: line 603 "),
         ("[" * 100_000, "a.json: cannot be read after the start"),
     ):
         path.write_text(content)
         with pytest.raises(ValueError, match=message):
             read(path)
         documents, stats = read(path, errors="replace")
-        assert not documents and stats.dropped == {"file: damaged, read up to there": {"a.json": 1}}
+        assert not documents and stats.dropped == {"file: damaged, read up to there": {str(path): 1}}
     path.write_bytes(b'[{"text": "good"},\n {"text": "bad \xff"}]')
     with pytest.raises(ValueError, match="a.json, line 2: byte 0xff at column 16 is not UTF-8"):
         read(path)
     assert [document.text for document in read(path, errors="replace")[0]] == ["good", "bad \ufffd"]
 
 
-def test_folders_of_the_library_datasets(tmp_path):
-    """What `save_to_disk` writes, as it names the files."""
-    write(tmp_path, "x.arrow", "text")
-    for split in ("train", "test"):
-        (tmp_path / "set" / split).mkdir(parents=True)
-        (tmp_path / "set" / split / "data-00000-of-00001.arrow").write_bytes((tmp_path / "x.arrow").read_bytes())
-        (tmp_path / "set" / split / "cache-0123.arrow").write_bytes(b"of a map, not data")
-        (tmp_path / "set" / split / "state.json").write_text("{}")
-        (tmp_path / "set" / split / "dataset_info.json").write_text("{}")
-    (tmp_path / "set" / "dataset_dict.json").write_text("{}")
-    assert [document.text for document in read(tmp_path / "set")[0]] == TEXTS * 2
-
-
-def test_damage(tmp_path):
-    pytest.importorskip("pyarrow")
-    for name in ("a.parquet", "a.arrow"):
-        path = write(tmp_path, name, "text")
-        path.write_bytes(path.read_bytes()[:-40])
-        if name == "a.parquet":
-            with pytest.raises(ValueError, match=f"{name}: cannot be read after the start"):
-                read(path)
-    (tmp_path / "numbers.parquet").unlink(missing_ok=True)
-    import pyarrow
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table({"text": [1, 2]}), tmp_path / "numbers.parquet")
-    with pytest.raises(ValueError, match="numbers.parquet, row 1: no text in the column 'text'"):
-        read(tmp_path / "numbers.parquet")
-
-
 @pytest.mark.parametrize(
-    "name, content, place, kept, dropped",
+    "name, content, place, kept",
     [
-        ("a.tsv", 'text\tid\none\t1\n\n"two\t2\nthree\t3\nfour\t4\n', "4: unexpected end", "2 one 5 three 6 four", 1),
-        ("a.tsv", 'text\tid\n"one", he said\t1\ntwo "2"\t2\n', "2: .* expected after", '3 two "2"', 1),
-        ("a.csv", 'id,text\n1,"one ""a"""\n2,"two\n3,"three"\n4,"fo', "3: .* expected after", '2 one "a" 4 three', 2),
+        ("a.tsv", 'text\tid\none\t1\n\n"two\t2\nthree\t3\n', "4: unexpected end", ["one"]),
+        ("a.csv", 'id,text\n1,"one ""a"""\n2,"two\n3,"three"\n4,"fo', "3: .* expected after", ['one "a"']),
     ],
-)  # fmt: skip
-def test_a_quotation_mark_that_stays_open_swallows_no_row(tmp_path, name, content, place, kept, dropped):
+)
+def test_a_quotation_mark_that_stays_open_swallows_no_row(tmp_path, name, content, place, kept):
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=f"{name}, line {place}.*; a field that begins .*skip such rows with --errors"):
+    with pytest.raises(ValueError, match=f"{name}, line {place}.*; a field that begins .*go on with --errors replace"):
         read(tmp_path / name)
     documents, stats = read(tmp_path / name, errors="replace")
-    assert " ".join(f"{each.source.rpartition(':')[2]} {each.text}" for each in documents) == kept
-    assert stats.dropped == {"document: no row of a table": {name: dropped}}
-    assert stats.counts["documents read"] == len(documents) + dropped
+    assert [document.text for document in documents] == kept
+    assert stats.dropped == {"file: damaged, read up to there": {str(tmp_path / name): 1}}
 
 
 def test_quotation_marks_may_be_text(tmp_path):
@@ -166,17 +129,8 @@ def test_quotation_marks_may_be_text(tmp_path):
     (tmp_path / "a.tsv").write_text('id\ttext\n1\t"one\n2\tsaid "two"\n3\t"three"\n')
     documents, stats = read(tmp_path / "a.tsv", unquoted=True)
     assert [document.text for document in documents] == ['"one', 'said "two"', '"three"'] and not stats.dropped
-    with pytest.raises(ValueError, match="a.tsv, line 2: .* or read such marks as text with --unquoted"):
+    with pytest.raises(ValueError, match="a.tsv, line 2: .* read such marks as text with --unquoted"):
         read(tmp_path / "a.tsv")
-
-
-def test_a_header_names_a_column_once(tmp_path):
-    """Whichever it is; columns without a name are nobody's."""
-    (tmp_path / "a.csv").write_text("id,text,id\n1,One,2\n")
-    with pytest.raises(ValueError, match="a.csv has more than one column 'id': rename one"):
-        read(tmp_path / "a.csv")
-    (tmp_path / "a.csv").write_text(",text,\n1,One,2\n")
-    assert [document.text for document in read(tmp_path / "a.csv")[0]] == ["One"]
 
 
 def test_values():
@@ -188,28 +142,3 @@ def test_values():
     for value in (["a"], {"a": 1}, b"a"):
         with pytest.raises(ValueError, match="not a word or a number"):
             text_of(value)
-
-
-def test_the_sign_between_columns_is_that_of_the_file_not_of_its_folder(tmp_path):
-    (tmp_path / "x.tsv.d").mkdir()
-    assert [document.text for document in read(write(tmp_path / "x.tsv.d", "c.csv", "text"))[0]] == TEXTS
-
-
-def test_memory_is_bounded(tmp_path):
-    """A table is read in batches, not as a whole."""
-    pyarrow = pytest.importorskip("pyarrow")
-    path = write(tmp_path, "a.parquet", "text", [f"{i} " + "x" * 1000 for i in range(20_000)])
-    before, peak = pyarrow.total_allocated_bytes(), 0
-    for document in readers.read(find_inputs([path])[0][0], Reading(), Stats()):
-        peak = max(peak, pyarrow.total_allocated_bytes() - before)
-        assert document.text[-1] == "x"
-    assert 0 < peak < 5_000_000
-
-
-def test_a_field_through_the_command(tmp_path):
-    sentences = [f"Sentence {i} of a document that has more than eight words in it." for i in range(40)]
-    path = write(tmp_path, "a.csv", "content", sentences)
-    run(path, "--output", tmp_path / "data", "--field", "content", "--vocab-size", 60, *ONE)
-    assert json.loads((tmp_path / "data" / "manifest.json").read_text())["counts"]["documents kept"] == 40
-    with pytest.raises(SystemExit, match="a.csv has no column 'text'; it has id, content, url: choose with --field"):
-        run(path, "--output", tmp_path / "other", *ONE)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from tupe.common.prepared import tokenizer_files
 from tupe.common.record import write_together
-from tupe.corpus.vocabulary import TRAINED, read_tokenizer, train_tokenizer
+from tupe.corpus.vocabulary import read_tokenizer, train_tokenizer
 from tupe.data.splits import Split
 from tupe.text import TextEncoder
 
@@ -50,7 +50,7 @@ def theirs(kind, folder, special=None):
     return tokenizer
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
 def test_ids_are_those_of_transformers(tmp_path, kind):
     """A tokeniser of others, through the corpus, for one text and in an export."""
     from transformers import AutoTokenizer
@@ -94,7 +94,7 @@ def test_ids_are_those_of_transformers(tmp_path, kind):
     assert text[span.start : span.end] == "<mask>"
 
 
-@pytest.mark.parametrize("kind, size", [("bpe", 350), ("unigram", 85), ("wordpiece", 350)])
+@pytest.mark.parametrize("kind, size", [("bpe", 350), ("wordpiece", 350)])
 @pytest.mark.parametrize("cased", [False, True])
 def test_trained_here(tmp_path, kind, size, cased):
     from fairseq.data import Dictionary, data_utils
@@ -125,7 +125,7 @@ def test_trained_here(tmp_path, kind, size, cased):
         assert joined == "".join((text if cased else text.lower()).split())
 
 
-@pytest.mark.parametrize("kind, size", [("bpe", 300), ("unigram", 85), ("wordpiece", 200)])
+@pytest.mark.parametrize("kind, size", [("bpe", 300), ("wordpiece", 200)])
 def test_trained_twice_a_tokenizer_is_the_same(kind, size):
     """Ties between tokens must not be broken by the order of a hash map: numbers of two runs could not be compared."""
     lines = [sentences(7 * i, 4) for i in range(30)]
@@ -165,7 +165,7 @@ def test_half_of_a_surrogate_pair_stops_no_tokenizer(tokenizer, tmp_path):
 
 def test_special_tokens_in_a_text_are_text(tmp_path):
     """Else a web page about transformers would end documents."""
-    for kind in TRAINED:
+    for kind in ("bpe", "unigram", "wordpiece"):
         theirs(kind, tmp_path / kind / "theirs")
         run(write_text(tmp_path), "--output", tmp_path / kind / "data", "--tokenizer", tmp_path / kind / "theirs", *ONE)
         encoder = TextEncoder(tmp_path / kind / "data")
@@ -187,11 +187,10 @@ def test_a_tokenizer_without_a_special_token_is_refused(tmp_path, special, missi
 @pytest.mark.parametrize(
     "choices, message",
     [
-        (("--tokenizer", "nowhere"), "--tokenizer nowhere: not found; valid: paper, bpe, unigram, wordpiece, a file"),
-        (("--tokenizer", "a.txt"), "a.txt is no tokenizer.json"),
+        (("--tokenizer", "nowhere"), "--tokenizer nowhere: not found; valid: paper, bpe, wordpiece, a file"),
+        (("--tokenizer", "a.txt"), "a.txt is no.* tokenizer.json"),
         (("--tokenizer", "bpe", "--keep-words", "0.5"), "--keep-words goes with --tokenizer paper"),
         (("--tokenizer", "theirs", "--cased"), "--cased does not go with --tokenizer theirs"),
-        (("--tokenizer", "unigram", "--vocab-size", "30000"), r"cannot make 30000 types .*: valid: at most \d+;"),
         (("--tokenizer", "bpe", "--vocab-size", "30000"), r"makes \d+ types of this text, not 30000: valid: at most"),
         (("--language", "qq"), "unknown language 'qq'; valid: af, am, ar"),
         (("--language", "th"), "language 'th': The Thai tokenizer requires"),

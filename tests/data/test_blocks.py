@@ -52,7 +52,7 @@ def test_long_sentences_left_out_are_those_that_fairseq_leaves_out(folder):
     assert 0 < ours.left_out == pytest.approx(1 - sum(len(block) - 1 for block in theirs) / total)
 
 
-@pytest.mark.parametrize("length", [6, 9, LENGTH, 64])
+@pytest.mark.parametrize("length", [6, LENGTH])
 def test_no_text_is_lost_where_sentences_are_cut(folder, length):
     text = Split(folder / "train").tokens
     blocks = [block.tolist() for block in Blocks(folder / "train", length, read_symbols(folder))]
@@ -60,7 +60,7 @@ def test_no_text_is_lost_where_sentences_are_cut(folder, length):
     assert [t for block in blocks for t in block[1:] if t != EOS] == text[text != EOS].tolist()
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 7, 199])
+@pytest.mark.parametrize("chunk", [1, 7])
 @pytest.mark.parametrize("length, cut", [(6, True), (12, False), (64, True)])
 def test_borders_do_not_depend_on_how_many_sentences_are_looked_at(folder, length, cut, chunk, monkeypatch):
     whole = [block.tolist() for block in Blocks(folder / "train", length, read_symbols(folder), cut)]

@@ -17,7 +17,7 @@ from helpers import compose, fairseq_arguments, finetune, free_port, official_fo
 from tupe.checkpoints import convert
 from tupe.checkpoints.export import export
 from tupe.common.record import read
-from tupe.corpus import glue as glue_data
+from tupe.corpus import tasks as glue_data
 from tupe.data.examples import Examples, collate
 from tupe.data.glue import TASKS, check_glue, glue_name, score
 from tupe.data.splits import write_split

@@ -1,12 +1,10 @@
 """Folders of data prepared for fine-tuning, and the one text encoder of all their tasks."""
 
-import filecmp
 import functools
 import json
 import logging
 import os
-import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +15,6 @@ from . import processes, record
 
 logger = logging.getLogger(__name__)
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
-OTHERS = ("train.idx", "valid.idx", "config.json")  # of data for pre-training, and of an exported model
 
 
 def tasks_in(folder: str | Path) -> list[str]:
@@ -39,28 +36,25 @@ def check_replaced(folder: Path, name: str, overwrite: bool) -> None:
     if not (folder / name).exists():
         return
     if name not in tasks_in(folder):
-        raise ValueError(f"{folder / name} is no prepared task: choose another output folder")
+        raise ValueError(f"{folder / name} is not a prepared task: choose another output folder")
     if not overwrite:
         raise ValueError(f"{folder / name} exists already; pass --overwrite to replace it")
 
 
 @contextmanager
-def encoding(
-    vocabulary: str | Path, output: str | Path, replaced: Collection[str], workers: int | None
-) -> Iterator[Callable]:
+def encoding(vocabulary: str | Path, output: str | Path, workers: int | None) -> Iterator[Callable]:
     """Inside, `output` is this process's own and has the files of the text encoder of the folder `vocabulary`, and the
     value is a `map` for functions that use `worker.encoder`, in several processes (workers=None: one per core).
 
-    replaced: names of the tasks that will be written. Raises ValueError if other tasks, data for pre-training or a
-    model with another vocabulary are there, and if a worker dies; BlockingIOError if another process prepares data in
-    `output`.
+    Raises ValueError if something with another vocabulary is there, and if a worker dies; BlockingIOError if another
+    process prepares data in `output`.
     """
     vocabulary, output = Path(vocabulary), Path(output)
     _start(vocabulary)  # also checks the folder
     if not record.lock(output):
         raise BlockingIOError(f"another process prepares data in {output}")
     try:
-        _copy_encoder(vocabulary, output, replaced)
+        _copy_encoder(vocabulary, output)
         if workers == 1:
             yield map
         else:
@@ -78,25 +72,17 @@ def _start(vocabulary):
     worker.encoder = TextEncoder(vocabulary)
 
 
-def _copy_encoder(vocabulary, output, replaced):
-    """Copy the encoder's files, unless what is there and not replaced was prepared with others."""
-    new, old = ([name for name in TextEncoder.FILES if (folder / name).exists()] for folder in (vocabulary, output))
-    same, _, _ = filecmp.cmpfiles(vocabulary, output, TextEncoder.FILES, shallow=False)
-    different = [name for name in TextEncoder.FILES if name in new + old and name not in same]
-    there = tasks_in(output) if different else []
-    others = [name for name in OTHERS if (output / name).exists()] if different else []
-    if kept := [name for name in there if name not in replaced] + others:
-        raise ValueError(
-            f"{output} holds {', '.join(kept)} prepared with another vocabulary ({', '.join(different)} differ from "
-            f"{vocabulary}); choose another output folder"
-        )
-    for name in there:  # else, after a kill, their old ids would stand beside the new dictionary
-        shutil.rmtree(output / name)
-    for name in old:
-        if name not in new:
-            (output / name).unlink()  # else the encoder would read it
-    for name in new:
-        record.write_atomically(output / name, (vocabulary / name).read_bytes())
+def _copy_encoder(vocabulary, output):
+    """Copy the encoder's files, unless what is there was prepared with others."""
+    files = {name: (vocabulary / name).read_bytes() for name in TextEncoder.FILES if (vocabulary / name).exists()}
+    for name in TextEncoder.FILES:
+        if (output / name).exists() and (output / name).read_bytes() != files.get(name):
+            raise ValueError(
+                f"{output} was prepared with another vocabulary ({name} differs from that of {vocabulary}): "
+                "choose another output folder, or remove it"
+            )
+    for name, content in files.items():
+        record.write_atomically(output / name, content)
 
 
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:

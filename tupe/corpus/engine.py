@@ -8,9 +8,7 @@ import errno
 import fcntl
 import functools
 import hashlib
-import importlib.util
 import json
-import math
 import os
 import shutil
 import signal
@@ -31,14 +29,13 @@ from ..common.stop import SIGNALS, handled
 from ..normaliser import SENTENCES
 from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
-from .readers import find_inputs, packages
-from .records import Reading
+from .readers import find_inputs
+from .records import Reading, imported
 from .stats import Stats, write_report
 from .vocabulary import SPECIALS, TRAINED, read_tokenizer
 
-INDICES = ("train.idx", "valid.idx")
 # All that a run puts into its folder beside `work`. What else is there is another's.
-WRITTEN = (*INDICES, "train.bin", "valid.bin", *TextEncoder.FILES, "report.md")
+WRITTEN = ("manifest.json", "train.idx", "valid.idx", "train.bin", "valid.bin", *TextEncoder.FILES, "report.md")
 LOOK = 0.2  # seconds from one look for signals to the next
 
 
@@ -47,7 +44,7 @@ class Choices:
     """What a user may choose, each with its default; `command` says what they mean."""
 
     field: str = Reading().field
-    unquoted: bool = False
+    unquoted: bool = Reading().unquoted
     errors: str = Reading().errors
     tokenizer: str = "paper"
     vocab_size: int = 32768
@@ -58,17 +55,9 @@ class Choices:
     valid_fraction: float = 0.005
     near_duplicates: float = 0.0
     keep_words: float = 0.0
-    sample_mb: float = 200.0
     shard_mb: float = 16.0
-    seed: int = 1
 
     def __post_init__(self):
-        for name, high in (("near_duplicates", 1), ("keep_words", 1), ("valid_fraction", 0.5), ("seed", 2**64 - 1)):
-            if not 0 <= getattr(self, name) <= high:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; valid: 0 to {high}")
-        for name in ("sample_mb", "shard_mb"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; valid: a number above 0")
         if self.keep_words and self.tokenizer != "paper":
             raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
         if self.cased and self.tokenizer not in ("paper", *TRAINED):
@@ -78,8 +67,8 @@ class Choices:
 
     def text(self) -> dict:
         """The options of the text's normaliser."""
-        names = ("spacy_model", "language", "sentences", *["cased"] * (self.tokenizer == "paper"))
-        return {name: getattr(self, name) for name in names}
+        options = {"spacy_model": self.spacy_model, "language": self.language, "sentences": self.sentences}
+        return {**options, "cased": self.cased} if self.tokenizer == "paper" else options
 
     def training(self) -> tuple | None:
         """The tokeniser, as `corpus.vocabulary` takes it."""
@@ -119,12 +108,11 @@ def local(workers: int) -> contextlib.AbstractContextManager[concurrent.futures.
 @contextlib.contextmanager
 def dask(scheduler: str) -> Iterator[concurrent.futures.Executor]:
     """An executor on a Dask cluster, which behaves as those of concurrent.futures. scheduler: its address."""
-    from distributed import Client, KilledWorker
-
+    distributed = imported("distributed", "--dask")
     try:
-        with Client(scheduler, set_as_default=False) as client:
+        with distributed.Client(scheduler, set_as_default=False) as client:
             yield client.get_executor(pure=False)
-    except KilledWorker as error:
+    except distributed.KilledWorker as error:
         raise concurrent.futures.BrokenExecutor from error
 
 
@@ -187,7 +175,7 @@ class Preparation:
 
     def _key(self, args):
         """A hash of a task's arguments that does not depend on where the run's folder is."""
-        text = repr(args).replace(str(self.work), "")
+        text = repr((__version__, args)).replace(str(self.work), "")
         return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
 
 
@@ -218,64 +206,38 @@ def _locked(out):
         file.close()
 
 
-def _command(settings):
-    """The settings without the inputs' sizes and times: a run continues after a damaged file was replaced."""
-    return {**settings, "inputs": [path for path, *_ in settings["inputs"]]}
-
-
 def _claim(out, settings, overwrite):
-    """Make `out` ready for a run with these settings. Returns whether that run is finished already."""
-    manifest, begun = out / "manifest.json", out / "work" / "command.json"
-    current, earlier = _command(settings), json.loads(begun.read_text()) if begun.is_file() else {}
-    finished = manifest.is_file()
-    whole = finished and all((out / name).is_file() for name in INDICES)  # see `_remove`
-    if whole and json.loads(manifest.read_text()).get("settings") == settings:
-        return True
-    # An unfinished run continues with other options too, and reuses the steps that they leave as they are.
-    continues = all(earlier.get(key) == current[key] for key in ("version", "inputs"))
-    if out.is_dir() and any(out.iterdir()) and (finished or not continues):
+    """Make `out` ready for a run with these settings. Returns whether that run is finished already.
+
+    A run that is not finished leaves `work`. It continues with other inputs and options too: only the tasks that they
+    leave as they are count as finished.
+    """
+    manifest, begun = out / "manifest.json", out / "work" / "settings.json"
+    if manifest.is_file():
+        if json.loads(manifest.read_text()).get("settings") == settings:
+            return True
         if not overwrite:
-            raise ValueError(
-                f"{out} is not empty, and its files come from other inputs or options, or not all are there; choose "
-                "another folder, or replace them with --overwrite"
-            )
-        if not (whole or begun.is_file()):
+            raise ValueError(f"{out} holds data from other inputs or options: replace them with --overwrite")
+        if not (out / "train.idx").is_file():
             raise ValueError(f"{out} is not a data directory: empty it yourself, or choose another folder")
         if tasks := tasks_in(out):
             raise ValueError(
                 f"{out} also holds {', '.join(tasks)}, prepared with the vocabulary that --overwrite would replace; "
                 "move them, or choose another folder"
             )
-        if not continues:
-            shutil.rmtree(begun.parent, ignore_errors=True)
-    if continues and earlier != current:
-        shutil.rmtree(begun.parent / "merge", ignore_errors=True)  # its files may have been moved out
-    if not finished and earlier != current:  # finished data stay until the new ones are complete
-        _remove(out)
+    elif not begun.is_file() and out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty, and its files are no data: empty it yourself, or choose another folder")
     begun.parent.mkdir(parents=True, exist_ok=True)
+    if manifest.is_file() or not begun.is_file() or json.loads(begun.read_text()) != settings:
+        write_atomically(begun, json.dumps(settings, allow_nan=False))
+        shutil.rmtree(begun.parent / "merge", ignore_errors=True)  # its files may have been moved out
+        for name in WRITTEN:
+            (out / name).unlink(missing_ok=True)
     for stale in begun.parent.glob("*/.*"):  # half-written
         shutil.rmtree(stale)
-    for name in WRITTEN:
-        for stale in out.glob(f"{name}.*.partial"):
-            stale.unlink()
-    write_atomically(begun, json.dumps(current, allow_nan=False))
+    for stale in (*out.glob("manifest.json.*.partial"), *out.glob("report.md.*.partial")):
+        stale.unlink()
     return False
-
-
-def _remove(out):
-    """Remove what a run has put into `out`, an index first and the manifest last: after a kill the data are not whole,
-    and the same command still knows them."""
-    for name in sorted(WRITTEN, key=lambda name: name == "manifest.json"):
-        (out / name).unlink(missing_ok=True)
-
-
-def _remove_if_nothing_is_finished(out, keep):
-    """Bad input leaves the tasks that are finished, from which the same command continues, and else nothing."""
-    work = out / "work"
-    if (work / "command.json").is_file() and not any(work.glob("*/[!.]*")):
-        shutil.rmtree(work)
-        if not keep and not any(out.iterdir()):
-            out.rmdir()
 
 
 # ---------------------------------------------------------------------------------------------------------- a whole run
@@ -297,25 +259,15 @@ def _groups(inputs, shard_bytes):
 def _too_few(left: int, place: str, stats: Stats, copies: int = 0) -> ValueError:
     """The error for fewer than two documents, with the reasons why others were dropped."""
     reasons = [
-        f"{reason} ({sum(domains.values())}, the first: {shorten(stats.samples[reason][0])})"
-        for reason, domains in sorted(stats.dropped.items())
-    ] + [f"copies of other documents ({copies})"] * bool(copies)
-    if not left and not reasons:
-        place += ": white space alone"
-    return ValueError(
-        f"{left or 'no'} document {place}"
-        + "; training and validation need one each (in .txt files, empty lines separate documents)" * bool(left)
-        + f"; dropped: {'; '.join(reasons)}" * bool(reasons)
-    )
-
-
-def _check_packages(sources, near_duplicates, scheduler):
-    needed = {name: source.path for source in reversed(sources) for name in packages(source)}
-    needed |= {"datasketch": "--near-duplicates"} if near_duplicates else {}
-    needed |= {"distributed": "--dask"} if scheduler else {}
-    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
-        what = ", ".join(f"{needed[name]} needs {name}" for name in missing)
-        raise ValueError(f"{what}: pip install {' '.join(missing)}")
+        f"{reason} ({sum(sources.values())}, the first: {shorten(stats.samples[reason][0])})"
+        for reason, sources in sorted(stats.dropped.items())
+    ]
+    if copies:
+        reasons.append(f"copies of other documents ({copies})")
+    why = f"; dropped: {'; '.join(reasons)}" if reasons else ""
+    if left:
+        why = f"; training and validation need one each (in .txt files, empty lines separate documents){why}"
+    return ValueError(f"{left or 'no'} document {place}{why}")
 
 
 def prepare(
@@ -323,7 +275,6 @@ def prepare(
     out: str | Path,
     *,
     overwrite: bool = False,
-    keep_work: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
     report: Callable[[str], Any] = lambda text: None,
@@ -338,103 +289,92 @@ def prepare(
     signal.
     """
     check_name(out)
-    out = Path(out).resolve()
-    existed, received = out.exists(), []
+    out, received = Path(out).resolve(), []
     count = workers or len(os.sched_getaffinity(0))
     executor = functools.partial(dask, scheduler) if scheduler else functools.partial(local, count)
     run = Preparation(out / "work", executor, received)
     with handled(SIGNALS, lambda number, frame: received.append(number)), _locked(out):
         try:
-            return _prepare(inputs, out, Choices(**choices), run, overwrite, keep_work, scheduler, report)
-        except ValueError:
-            if not scheduler:  # a task of a cluster may still be writing
-                _remove_if_nothing_is_finished(out, keep=existed)
-            raise
+            return _prepare(inputs, out, Choices(**choices), run, overwrite, report)
         except SystemExit:  # of `Preparation.look`
             report(f"stopped by {signal.Signals(received[0]).name}; the same command continues from here")
             raise
 
 
-def _prepare(inputs, out, choices, run, overwrite, keep_work, scheduler, report):
+def _prepare(inputs, out, choices, run, overwrite, report):
     training, text = choices.training(), choices.text()
     pipeline = PaperText if choices.tokenizer == "paper" else TokenizerText
     normaliser = (pipeline.normaliser_of, *text.items())
     sources, skipped = find_inputs(inputs, out)
-    _check_packages(sources, choices.near_duplicates, scheduler)
-    corpus.load_libraries(normaliser)  # before anything is written, and before the fork: all workers share them
+    if choices.near_duplicates:
+        imported("datasketch", "--near-duplicates")
+    # Before anything is written, for an unknown language is refused, and before the fork: all workers share the rules.
+    corpus.normaliser_of(*normaliser).sentences("A text, é.")
     settings = {
         "version": __version__,
         "inputs": [list(source) for source in sources],
         "skipped": skipped,
         **dataclasses.asdict(choices),
-        "tokenizer_hash": hashlib.sha256(repr(training).encode()).hexdigest()[
-            :12
-        ],  # of one that is given, its contents
+        "tokenizer_hash": hashlib.sha256(repr(training).encode()).hexdigest()[:12],  # of its contents, where given
     }
     if _claim(out, settings, overwrite):
         report(f"{out} is finished already")
-        if not keep_work:
-            shutil.rmtree(out / "work", ignore_errors=True)
+        shutil.rmtree(out / "work", ignore_errors=True)  # of a run that was killed while it did this
         return json.loads((out / "manifest.json").read_text())
     if skipped:
-        report(
-            f"skipped {len(skipped)} files, of unknown kind or named twice: {', '.join(skipped[:5])}"
-            + " ..." * (len(skipped) > 5)
-        )
+        more = " ..." if len(skipped) > 5 else ""
+        report(f"skipped {len(skipped)} files, of unknown kind or named twice: {', '.join(skipped[:5])}{more}")
 
+    # Raw text in shards.
     shard_bytes = int(choices.shard_mb * 1e6)
     reading = Reading(choices.errors, choices.field, choices.unquoted)
     groups = [
         (f"{i:05}", sum(source.size for source in group), (group, reading, shard_bytes))
         for i, group in enumerate(_groups(sources, shard_bytes))
     ]
-    # A worker of a cluster has another working folder. This one is no argument: where it is called makes no difference.
+    # A worker of a cluster has another working folder. This one is not an argument of the tasks, which have the same
+    # names wherever the command is called.
     read_folders = run.step("read", functools.partial(corpus.read_shards, base=os.getcwd()), groups)
     shards = []
     for folder in read_folders:
         for i, size in enumerate(json.loads((folder / "shards.json").read_text())):
             shards.append((f"{folder.name[:5]}-{i:04}", size, folder / f"{i:04}.gz"))
     total = sum(size for _, size, _ in shards)
-    stats, names = Stats(), ", ".join(map(str, inputs))
-    for folder in read_folders:
-        stats += Stats.load(folder)
-    dropped = sum(sum(domains.values()) for reason, domains in stats.dropped.items() if reason.startswith("document:"))
+    stats, names = Stats.load(read_folders), ", ".join(map(str, inputs))
+    dropped = sum(sum(some.values()) for reason, some in stats.dropped.items() if reason.startswith("document:"))
     if (left := stats.counts["documents read"] - dropped) < 2:
         raise _too_few(left, f"in {names}", stats)
-    near_duplicates = choices.near_duplicates
-    tasks = [(name, size, (path, normaliser, near_duplicates > 0)) for name, size, path in shards]
-    text_folders = run.step("text", corpus.text_shard, tasks)
-    for folder in text_folders:
-        stats += Stats.load(folder)
-    selection = (text_folders, near_duplicates, choices.valid_fraction, int(choices.sample_mb * 1e6), choices.seed)
+
+    # Clean text as tokens, and what becomes of each document.
+    tasks = [(name, size, (path, normaliser, choices.near_duplicates > 0)) for name, size, path in shards]
+    texts = run.step("text", corpus.text_shard, tasks)
+    selection = (texts, choices.near_duplicates, choices.valid_fraction)
     try:
         (selected,) = run.step("select", corpus.select, [("all", total, selection)])
     except corpus.TooFew as error:
         left, copies = error.args
-        raise _too_few(left, f"is left of {names}", stats, copies) from error
+        raise _too_few(left, f"is left of {names}", Stats.load([*read_folders, *texts]), copies) from error
 
-    def of_shards(*more):
-        return [(name, size, (text, *more)) for (name, size, _), text in zip(shards, text_folders, strict=True)]
-
+    # The vocabulary.
     words = None
     if choices.keep_words:
-        counts = run.step("count", corpus.count_shard, of_shards(selected))
-        (kept,) = run.step("words", corpus.keep_words, [("all", total, (counts, choices.keep_words))])
+        (kept,) = run.step("words", corpus.keep_words, [("all", total, (texts, selected, choices.keep_words))])
         words = kept / "words.txt"
-    sample = (text_folders, selected, words, choices.vocab_size, training)
+    sample = (texts, selected, words, choices.vocab_size, training)
     (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, sample)])
     (model,) = vocabulary.iterdir()
-    encoded = run.step("encode", corpus.encode_shard, of_shards(selected, model, words))
-    for folder in encoded:
-        stats += Stats.load(folder)
+
+    # The ids.
+    tasks = [
+        (name, size, (folder, selected, model, words)) for (name, size, _), folder in zip(shards, texts, strict=True)
+    ]
+    encoded = run.step("encode", corpus.encode_shard, tasks)
     (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
-    if (out / "manifest.json").is_file():
-        _remove(out)
     for file in sorted(merged.iterdir()):
         file.replace(out / file.name)
-    merged.rmdir()  # else this step would count as finished, for ever
+    stats = Stats.load([*read_folders, *texts, *encoded])
     manifest = {
         "settings": settings,
         "vocab_size": (out / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
@@ -444,14 +384,8 @@ def _prepare(inputs, out, choices, run, overwrite, keep_work, scheduler, report)
         **stats.data(),
     }
     write_report(out, manifest)
-    for reason, domains in sorted(stats.dropped.items()):
-        unit, count = reason.partition(":")[0], sum(domains.values())
-        of = stats.counts[{"document": "documents read", "paragraph": "paragraphs"}.get(unit, "")]
-        share = f" of {of:,} ({count / of:.1%})" if of else ""
-        report(f"dropped {count:,}{share}: {reason}; the first: {shorten(stats.samples[reason][0])}")
     write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
-    if not keep_work:
-        shutil.rmtree(out / "work")
+    shutil.rmtree(out / "work")
     return manifest
 
 
@@ -479,29 +413,26 @@ def _option(name: str, help: str, **more) -> Callable:
     "--sentences", "How text is cut: by spaCy's rules, one sentence a line (no filter), or not at all.",
     type=click.Choice(SENTENCES),
 )  # fmt: skip
-@_option("--valid-fraction", "The share of the text that is held out as split valid.")
+@_option("--valid-fraction", "The share of the text that is held out as split valid.", type=click.FloatRange(0, 0.5))
 @_option(
     "--near-duplicates", "Drop documents as similar as this to an earlier one, for example 0.8 (default: none).",
-    metavar="JACCARD",
+    metavar="JACCARD", type=click.FloatRange(0, 1),
 )  # fmt: skip
 @_option(
     "--keep-words", "Share of word types to keep; others become <unk> (default: all; released TUPE: 0.21).",
-    metavar="SHARE",
+    metavar="SHARE", type=click.FloatRange(0, 1),
 )  # fmt: skip
 @_option("--spacy-model", "An installed model of spaCy that finds sentences (default: its rules).")
 @_option(
     "--errors", "Stop at bad bytes and damaged files, or count them and go on.",
     type=click.Choice(["strict", "replace"]),
 )  # fmt: skip
-@_option("--sample-mb", "Megabytes of text that the tokeniser is trained on.")
-@options.seed(Choices.seed, "The seed of the choice of that text.")
-@_option("--shard-mb", "Megabytes of raw text that a process takes at a time.")
+@_option("--shard-mb", "Megabytes of raw text that a process takes at a time.", type=click.FloatRange(0, min_open=True))
 @options.jobs("The number of processes on this machine (default: all cores).")
 @click.option(
     "--dask", "scheduler", metavar="ADDRESS",
     help="Work on the Dask cluster with this scheduler, tcp://10.0.0.1:8786 for example, and the same file system.",
 )  # fmt: skip
-@click.option("--keep-work", is_flag=True, help="Keep the intermediate files in OUTPUT/work.")
 @click.option("--overwrite", is_flag=True, help="Replace other data in OUTPUT.")
 def command(inputs, output, jobs, **choices):
     """Turn raw text into data for pre-training.
@@ -511,8 +442,8 @@ def command(inputs, output, jobs, **choices):
 
     INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .json, .csv and .tsv (a document per
     object or row, see --field), wikiextractor's wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or
-    .zst; .parquet; a folder (its .txt files are books: one document each; also one of the library datasets); a glob in
-    quotes. OUTPUT/manifest.json lists what each step dropped and why, with examples; report.md shows it.
+    .zst; .parquet; a folder (its .txt files are books: one document each); a glob in quotes. What was read, dropped
+    and held out is printed, and in OUTPUT/report.md; manifest.json has examples.
 
     After a kill or a failure the same command continues where it stopped. The result is the same, whatever --jobs is.
     """
@@ -520,5 +451,5 @@ def command(inputs, output, jobs, **choices):
     def report(line):
         click.echo(f"prepare corpus: {line}", err=True)
 
-    manifest = prepare(inputs, output, workers=jobs, report=report, **choices)
-    click.echo(json.dumps(manifest["counts"], indent=2, allow_nan=False))
+    prepare(inputs, output, workers=jobs, report=report, **choices)
+    click.echo((output / "report.md").read_text())

@@ -1,38 +1,33 @@
 """Reading documents: from files, folders and globs, of any of the usual kinds and compressions.
 
-A document is (source, domain, wiki, text): where it comes from, the group that the report counts it in, and either
-plain text with one paragraph per line or, with wiki=True, the markup of a page, which `paragraphs` parses. Nothing is
-cleaned here."""
+A document is (place, source, wiki, text): where it stands, the input that it belongs to as the user named it, and
+either plain text with one paragraph per line or, with wiki=True, the markup of a page, which `paragraphs` parses.
+Nothing is cleaned here."""
 
 import functools
 import glob
 import html
-import importlib.util
-import itertools
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
-from urllib.parse import urlsplit
+from typing import NamedTuple
 
 from ..common.options import shorten, shorten_list
 from ..common.record import files_below
 from ..normaliser import is_blank
 from . import records
-from .records import DAMAGE, MAX_DOCUMENT, MORE_FIELDS, RECORDS, TOO_LONG, Reading, json_lines, open_binary, read_lines
+from .records import DAMAGE, MAX_DOCUMENT, RECORDS, Bad, File, Reading, imported, open_binary
 from .stats import Stats
 
-ABOUT_TABLES = ("dataset_info.json", "dataset_dict.json", "state.json")  # of a folder that `Dataset.save_to_disk` wrote
 KINDS = (
     ".txt, .jsonl, .json, .csv, .tsv, .xml (MediaWiki or TEI), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz "
-    "or .zst; .parquet, .arrow; a folder, also of the library datasets; a glob"
+    "or .zst; .parquet; a folder; a glob"
 )
 
 
 class Document(NamedTuple):
+    place: str
     source: str
-    domain: str
     wiki: bool
     text: str
 
@@ -42,6 +37,7 @@ class Input(NamedTuple):
     kind: str  # a name from READERS
     size: int  # bytes
     mtime: int  # nanoseconds
+    source: str = ""  # the file, folder or glob that the user named
 
 
 # ---------------------------------------------------------------------------------------------------- finding the files
@@ -56,15 +52,15 @@ def kind_of(name: str, in_folder: bool) -> str | None:
         return "wikiextractor"
     if kind := records.kind_of(name):
         return kind
-    # dumps come in parts: ...articles1.xml-p1p41242.bz2
+    # dumps come in several files: ...articles1.xml-p1p41242.bz2
     return "xml" if re.search(r"\.xml(-p\w+(-\w+)*)?$", name) else None
 
 
 def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], list[str]]:
     """(inputs, names of skipped files): inputs in the order of `names`, sorted within a folder or glob, each file once.
 
-    Hidden files of a folder are left out, as a glob leaves them out, and so are files in the folder `out`. Raises
-    ValueError for a name that matches nothing, or a file of unknown kind.
+    Hidden files of a folder are left out, as a glob leaves them out, and so is what folders and globs have in the
+    folder `out`. Raises ValueError for a name that matches nothing, or a file of unknown kind.
     """
     inputs, skipped = {}, []
     for name in map(str, names):
@@ -73,130 +69,84 @@ def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], 
             raise ValueError(f"{name}: no such file or folder, and no file matches")
         for path in paths:
             folder = path.is_dir()
-            files = files_below(path) if folder else [path]
-            saved = any(file.name in ABOUT_TABLES for file in files)
-            for file in files:
-                beside = saved and (file.name in ABOUT_TABLES or file.name.startswith("cache-"))
-                kind = None if beside else kind_of(file.name, folder)
+            for file in files_below(path) if folder else [path]:
+                real, kind = file.resolve(), kind_of(file.name, folder)
+                if out is not None and real.is_relative_to(out) and file != Path(name):
+                    continue
                 if kind is None and not folder:
                     raise ValueError(f"{file}: unknown kind of input; valid: {KINDS}")
-                if not file.exists():
-                    if kind:
-                        raise ValueError(f"{file}: a link to {os.readlink(file)}, which is not there")
-                    skipped.append(str(file))
-                    continue
-                stat, real = file.stat(), str(file.resolve())
-                if out is not None and Path(real).is_relative_to(out):
-                    if path == Path(name) and not folder:
-                        raise ValueError(f"{file} lies in {out}, which is to be written; choose another output folder")
-                    continue
                 if kind is None or real in inputs:
                     skipped.append(str(file))
                 else:
-                    inputs[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns)
+                    stat = file.stat()
+                    inputs[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns, name)
     if not inputs:
         raise ValueError(f"no input in {', '.join(map(str, names))}; valid: {KINDS}")
     return list(inputs.values()), skipped
 
 
-def packages(source: Input) -> list[str]:
-    """The packages that reading an input needs and that not every installation has."""
-    needed = {"xml": ["defusedxml"], "parquet": ["pyarrow"], "arrow": ["pyarrow"]}.get(source.kind, [])
-    return ["zstandard"] * source.path.endswith(".zst") + needed
-
-
 # ---------------------------------------------------------------------------------------------------------- the readers
 
 
-def read_paragraph_lines(file: BinaryIO, path: str, reading: Reading, stats: Stats) -> Iterator[Document]:
-    """One paragraph per line, an empty line between documents."""
-    lines, start, size, domain = [], 1, 0, Path(path).name
-    for number, line in read_lines(file, path, reading, stats):
-        if line is None or not is_blank(line):
-            start = start if lines or size else number
-            size += MAX_DOCUMENT + 1 if line is None else len(line)
-            if size > MAX_DOCUMENT:
-                lines = []
-            else:
-                lines.append(line)
-        elif size:
-            yield from _document(f"{path}:{start}", domain, lines, size, stats)
-            lines, size = [], 0
-    if size:
-        yield from _document(f"{path}:{start}", domain, lines, size, stats)
-
-
-def _document(source, domain, lines, size, stats):
-    """The document, unless it is too long."""
-    stats.count("documents read")
+def _document(file, place, lines, size):
+    """The document, unless it is too long. size: of all its lines; those beyond MAX_DOCUMENT need not be there."""
+    file.stats.count("documents read")
     if size > MAX_DOCUMENT:
-        stats.drop("document", f"longer than {MAX_DOCUMENT} characters", domain, source)
+        file.stats.drop("document", f"longer than {MAX_DOCUMENT} characters", file.source, place)
     else:
-        yield Document(source, domain, False, "\n".join(lines))
+        yield Document(place, file.source, False, "\n".join(lines))
 
 
-def read_book(file: BinaryIO, path: str, reading: Reading, stats: Stats) -> Iterator[Document]:
+def read_paragraph_lines(file: File) -> Iterator[Document]:
+    """One paragraph per line, an empty line between documents."""
+    lines, start, size = [], 1, 0
+    for number, line in file.lines():
+        if not is_blank(line):
+            start = start if lines else number
+            size += len(line)
+            if size <= MAX_DOCUMENT or not lines:
+                lines.append(line)
+        elif lines:
+            yield from _document(file, f"{file.path}:{start}", lines, size)
+            lines, size = [], 0
+    if lines:
+        yield from _document(file, f"{file.path}:{start}", lines, size)
+
+
+def read_book(file: File) -> Iterator[Document]:
     """The whole file is one document. If it has empty lines, they separate paragraphs, and other line ends only wrap
     the text."""
     lines, size = [], 0
-    for _, line in read_lines(file, path, reading, stats):
-        size += MAX_DOCUMENT + 1 if line is None else len(line)
+    for _, line in file.lines():
+        size += len(line)
         if size <= MAX_DOCUMENT:
             lines.append("" if is_blank(line) else line.strip())
     text = "\n".join(lines).strip()
     if "\n\n" in text:
         text = "\n".join(paragraph.replace("\n", " ") for paragraph in re.split(r"\n{2,}", text))
     if text or size > MAX_DOCUMENT:
-        yield from _document(path, Path(path).parent.name, text.split("\n"), size, stats)
+        yield from _document(file, file.path, [text], size)
 
 
-def read_records(kind: str, file: BinaryIO, path: str, reading: Reading, stats: Stats) -> Iterator[Document]:
+def read_records(kind: str, file: File, field: str | None = None) -> Iterator[Document]:
     """The documents of a file with fields, one of which has their text. kind: of RECORDS."""
-    what = (
-        f'not a JSON object with a "{reading.field}"' if kind == "jsonl" else f"no text in the column {reading.field!r}"
-    )
-    found = RECORDS[kind](file, path, reading, stats, {reading.field: "--field"}, ["url"])
-    yield from _records(found, path, reading, stats, what)
+    field = field or file.reading.field
+    what = f'not a JSON object with a "{field}"' if kind == "jsonl" else f"no text in the column {field!r}"
+    for place, record in RECORDS[kind](file, {field: "--field"}, ()):
+        text = record.get(field) if isinstance(record, dict) else record
+        if isinstance(record, dict) and isinstance(text, str):
+            yield from _document(file, place, [text], len(text))
+        elif text is None:
+            file.refuse(place, what, f"fields: {shorten_list(map(str, record or ()))}")
+        else:
+            file.refuse(place, what, f"{field!r} is {shorten(text)}" if isinstance(record, dict) else shorten(text))
 
 
-def _records(found, path, reading, stats, what):
-    """The documents of records (place in words, place for short, record)."""
-    field = reading.field
-    for where, short, record in found:
-        if record is TOO_LONG:
-            record = {field: "x" * (MAX_DOCUMENT + 1)}
-        text, why = record.get(field) if isinstance(record, dict) else None, what
-        found = f"fields: {shorten_list(map(str, record))}" if isinstance(record, dict) and record else ""
-        if isinstance(record, dict) and any(record.get(None, ())):  # a last comma loses nothing
-            text, why, found = None, MORE_FIELDS, shorten_list(record[None])
-        elif text is not None and not isinstance(text, str):
-            found = f"{field!r} is {shorten(text)}"
-        if not isinstance(text, str):
-            if reading.errors == "strict":
-                raise ValueError(
-                    f"{where}: {why}{found and f' ({found})'}; fix it, or skip such lines with --errors replace"
-                )
-            stats.count("documents read")
-            stats.drop("document", why, Path(path).name, found or str(record)[:200])
-            continue
-        url = str(record.get("url") or "")
-        yield from _document(url or short, _host(url) or Path(path).name, [text], len(text), stats)
-
-
-def read_wikiextractor(file: BinaryIO, path: str, reading: Reading, stats: Stats) -> Iterator[Document]:
+def read_wikiextractor(file: File) -> Iterator[Document]:
     """The output of wikiextractor: `<doc id=... url=... title=...>`, the title, the text, `</doc>`; with --json an
     object per line."""
-    lines = read_lines(file, path, reading, stats)
-    first = next(lines, None)
-    if first is None:
-        return
-    lines = itertools.chain([first], lines)
-    if first[1] is None or first[1].startswith("{"):
-        theirs = reading._replace(field="text")
-        documents = _records(json_lines(lines, path), path, theirs, stats, 'not a JSON object with a "text"')
-    else:
-        documents = _wikiextractor(lines, path, reading, stats)
-    for document in documents:
+    is_json = file.stream.peek(1)[:1] == b"{"
+    for document in read_records("jsonl", file, "text") if is_json else _wikiextractor(file):
         yield document._replace(text=html.unescape(document.text))  # which it escapes
 
 
@@ -204,83 +154,70 @@ DOC = re.compile(r"<doc\b(.*)>\s*$")
 ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
-def _wikiextractor(lines, path, reading, stats):
-    attributes, text, size, start = None, [], 0, 1
-    for number, line in lines:
-        opening = DOC.match(line or "")
-        if attributes is None and opening:
-            attributes, text, size, start = dict(ATTRIBUTE.findall(opening[1])), [], 0, number
-        elif attributes is not None and line is not None and line.strip() == "</doc>":
-            url, title = attributes.get("url", ""), html.unescape(attributes.get("title", ""))
-            text = text[1:] if text and html.unescape(text[0]).strip() == title else text
-            source = url or f"{path}: {title or start}"
-            yield from _document(source, _host(url) or Path(path).name, text, size, stats)
-            attributes = None
-        elif opening or (attributes is None and (line is None or line.strip())):
-            problem = "a <doc> inside a <doc>" if opening else "text outside of <doc ...> ... </doc>"
-            if reading.errors == "strict":
-                raise ValueError(f"{path}, line {number}: {problem}; fix it, or continue with --errors replace")
-            stats.count(f"lines with {problem}")
-            attributes = dict(ATTRIBUTE.findall(opening[1])) if opening else None
+def _wikiextractor(file):
+    title, text, size, start = "", None, 0, 1  # text: lines of the document that is open
+    for number, line in file.lines():
+        place = f"{file.path}, line {number}"
+        if opening := DOC.match(line):
+            if text is not None:
+                file.refuse(place, "a <doc> inside a <doc>")
+            title = html.unescape(dict(ATTRIBUTE.findall(opening[1])).get("title", ""))
             text, size, start = [], 0, number
-        elif attributes is not None:
-            size += MAX_DOCUMENT + 1 if line is None else len(line)
+        elif text is None:
+            if line.strip():
+                file.refuse(place, "text outside of <doc ...> ... </doc>")
+        elif line.strip() == "</doc>":
+            text = text[1:] if text and html.unescape(text[0]).strip() == title else text
+            yield from _document(file, f"{file.path}: {title or start}", text, size)
+            text = None
+        else:
+            size += len(line)
             if size <= MAX_DOCUMENT:
                 text.append(line)
-    if attributes is not None:
+    if text is not None:
         raise EOFError(f"the document that starts in line {start} has no end")
 
 
-def _host(url):
-    """The host name in a URL, None if there is none."""
-    try:
-        return urlsplit(url).hostname if re.match(r"https?://[^\s\[\]]+$", url) else None
-    except ValueError:  # e.g. a full-width slash in the host
-        return None
-
-
-def read_xml(file: BinaryIO, path: str, reading: Reading, stats: Stats) -> Iterator[Document]:
+def read_xml(file: File) -> Iterator[Document]:
     """A MediaWiki XML dump, or a TEI document (or several in a teiCorpus). Raises ValueError for other XML."""
-    from defusedxml import DefusedXmlException
-    from defusedxml.ElementTree import iterparse
-
+    defusedxml = imported("defusedxml.ElementTree", file.path)
     try:
-        events = iter(iterparse(file, events=("start", "end"), forbid_dtd=True))
+        events = iter(defusedxml.iterparse(file.stream, events=("start", "end"), forbid_dtd=True))
         _, root = next(events)
         kind = root.tag.rpartition("}")[2]
         if kind not in XML:
-            raise ValueError(f"{path}: <{kind}> is not a known kind of document; valid: {', '.join(XML)}")
-        yield from XML[kind](events, root, path, reading, stats)
-    except DefusedXmlException as error:
-        raise ValueError(f"{path}: refused, because it defines its own entities ({error!r})") from error
+            raise ValueError(f"{file.path}: <{kind}> is not a known kind of document; valid: {', '.join(XML)}")
+        yield from XML[kind](events, root, file)
+    except imported("defusedxml", file.path).DefusedXmlException as error:
+        raise ValueError(f"{file.path}: refused, because it defines its own entities ({error!r})") from error
 
 
-def _mediawiki(events, root, path, reading, stats):
+def _mediawiki(events, root, file):
     """The articles, without redirects."""
-    if not importlib.util.find_spec("mwparserfromhell"):  # which has no wheel for Python 3.14
-        raise ValueError(f"{path}: a dump of Wikipedia needs the package mwparserfromhell")
+    imported("mwparserfromhell", file.path)
     for event, element in events:
         if event == "start" or element.tag.rpartition("}")[2] != "page":
             continue
         namespace = element.tag[: -len("page")]
         title = element.findtext(f"{namespace}title") or ""
         markup = element.findtext(f"{namespace}revision/{namespace}text") or ""
-        stats.count("documents read")
+        is_redirect = element.find(f"{namespace}redirect") is not None or markup.lstrip()[:9].lower() == "#redirect"
         if element.findtext(f"{namespace}ns") not in (None, "0"):
-            stats.drop("document", "a page that is no article", Path(path).name, title)
-        elif element.find(f"{namespace}redirect") is not None or markup.lstrip()[:9].lower() == "#redirect":
-            stats.drop("document", "a page that redirects", Path(path).name, title)
-        elif len(markup) > MAX_DOCUMENT:
-            stats.drop("document", f"longer than {MAX_DOCUMENT} characters", Path(path).name, title)
+            file.stats.count("documents read")
+            file.stats.drop("document", "a page that is not an article", file.source, title)
+        elif is_redirect:
+            file.stats.count("documents read")
+            file.stats.drop("document", "a page that redirects", file.source, title)
         else:
-            yield Document(f"{path}: {title}", Path(path).name, True, markup)
+            for document in _document(file, f"{file.path}: {title}", [markup], len(markup)):
+                yield document._replace(wiki=True)
         root.clear()
 
 
 SILENT = frozenset(("note", "fw", "figure", "table", "bibl", "del", "sic", "orig"))  # corrected forms are read instead
 
 
-def _tei(events, root, path, reading, stats):
+def _tei(events, root, file):
     """The paragraphs (p, ab) and lines of verse (l) of each document's body, without headings, notes and page headers.
 
     TEI: https://tei-c.org/release/doc/tei-p5-doc/en/html/
@@ -302,8 +239,7 @@ def _tei(events, root, path, reading, stats):
             element.tail = after
         elif event == "end" and tag == "TEI":
             title = next((e.text for e in element.iter() if e.tag.endswith("}title") and e.text), "")
-            source = f"{path}: {' '.join(title.split())}".rstrip(": ")
-            yield from _document(source, Path(path).parent.name, paragraphs, size, stats)
+            yield from _document(file, f"{file.path}: {' '.join(title.split())}".rstrip(": "), paragraphs, size)
             paragraphs, size = [], 0
             element.clear()
 
@@ -340,19 +276,15 @@ def read(source: Input, reading: Reading, stats: Stats, base: str | Path = "") -
     """
     last = "the start"
     try:
-        with open_binary(source.path, base) as file:
-            for document in READERS[source.kind](file, source.path, reading, stats):
-                last = document.source
+        with open_binary(source.path, base) as stream:
+            for document in READERS[source.kind](File(source.path, stream, reading, stats, source.source)):
+                last = document.place
                 yield document
-    except (*DAMAGE, SyntaxError) as error:  # which an XML parser's error is
+    except (*DAMAGE, SyntaxError, Bad) as error:  # SyntaxError is an XML parser's
+        what = str(error) if isinstance(error, Bad) else f"{source.path}: cannot be read after {last}: {error!r}"
         if reading.errors == "strict":
-            raise ValueError(
-                f"{source.path}: cannot be read after {last}: {error!r}; "
-                "download it again, or use the part before with --errors replace"
-            ) from error
-        stats.drop(
-            "file", "damaged, read up to there", Path(source.path).name, f"{source.path} after {last}: {error!r}"
-        )
+            raise ValueError(f"{what}; replace the file, or go on with --errors replace") from error
+        stats.drop("file", "damaged, read up to there", source.source, what)
 
 
 # ---------------------------------------------------------------------------------------------------------- wiki markup

@@ -4,6 +4,7 @@ import bz2
 import collections
 import csv
 import functools
+import importlib
 import io
 import json
 import lzma
@@ -14,29 +15,36 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
 from ..common.options import shorten_list
 from .stats import Stats
 
-MAX_DOCUMENT = 20_000_000  # characters (of a line: bytes); a longer one is a broken export
+MAX_DOCUMENT = 20_000_000  # characters; a longer one is a broken export
 DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
-TOO_LONG = object()  # in place of a record
-MORE_FIELDS = "more fields than columns"
+
+
+class Bad(ValueError):
+    """Something in a file that is not text, or not a record. With --errors replace, reading goes on after it."""
 
 
 class Reading(NamedTuple):
-    """How files are read. errors: what happens at bad bytes, lines and files: "strict" stops and names `--errors
-    replace`, "replace" counts them and goes on, "refuse" stops. field: that of the text. unquoted: quotation marks
-    of .csv and .tsv are text."""
+    """How files are read. errors: "strict" stops at bad bytes, records and files, "replace" counts them and goes on.
+    field: that of the text. unquoted: quotation marks of .csv and .tsv are text."""
 
     errors: str = "strict"
     field: str = "text"
     unquoted: bool = False
 
-    def or_replace(self, what: str) -> str:
-        """The end of an error."""
-        return f", or {what} with --errors replace" if self.errors == "strict" else ""
+
+def imported(package: str, path: str) -> ModuleType:
+    """A package that reading a file needs. Raises ValueError if it is not installed."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError:
+        name = package.partition(".")[0]
+        raise ValueError(f"{path} needs {name}: pip install {name}") from None
 
 
 # ------------------------------------------------------------------------------------------------------- opening a file
@@ -46,11 +54,11 @@ class _Streams(io.RawIOBase):
     """The bytes of a compressed file: of all its streams, one behind the other, with or without zeros between them.
 
     Anything else between them or at the end is an error, and so is an end too early: Python's own readers of .bz2 and
-    .xz, and so those of fsspec, stop without a word at what is no stream, and zstandard's does not notice that the last
-    frame is cut off."""
+    .xz, and so those of fsspec, stop without a word at bytes that begin no stream, and zstandard's does not notice that
+    the last frame is cut off."""
 
-    def __init__(self, file: BinaryIO, new_stream: Callable, error: type[Exception]):
-        self.file, self.new_stream, self.error = file, new_stream, error
+    def __init__(self, file: BinaryIO, new_stream: Callable):
+        self.file, self.new_stream = file, new_stream
         self.stream, self.data, self.rest = new_stream(), b"", b""  # no stream: behind one; rest: not yet handed out
 
     def readable(self):
@@ -69,7 +77,7 @@ class _Streams(io.RawIOBase):
                 return 0
             try:
                 self.rest = self.stream.decompress(data)
-            except self.error as error:
+            except Exception as error:  # each library has its own
                 raise OSError(str(error)) from error
             if self.stream.eof:
                 self.stream, self.data = None, self.stream.unused_data
@@ -82,20 +90,11 @@ class _Streams(io.RawIOBase):
         super().close()
 
 
-def _zstd(path):
-    try:
-        import zstandard
-    except ModuleNotFoundError:
-        raise ValueError(f"{path} needs zstandard: pip install zstandard") from None
-    return lambda: zstandard.ZstdDecompressor().decompressobj(), zstandard.ZstdError
-
-
-# A compressed file's suffix -> function from its name to (function that makes a stream's decompressor, its error).
-COMPRESSIONS = {
-    ".gz": lambda path: (lambda: zlib.decompressobj(zlib.MAX_WBITS | 16), zlib.error),
-    ".bz2": lambda path: (bz2.BZ2Decompressor, OSError),
-    ".xz": lambda path: (lzma.LZMADecompressor, lzma.LZMAError),
-    ".zst": _zstd,
+COMPRESSIONS = {  # a file's suffix -> what makes a decompressor
+    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
+    ".bz2": bz2.BZ2Decompressor,
+    ".xz": lzma.LZMADecompressor,
+    ".zst": lambda: imported("zstandard", "a .zst file").ZstdDecompressor().decompressobj(),
 }
 
 
@@ -107,134 +106,93 @@ def uncompressed(name: str) -> str:
 
 def open_binary(path: str, base: str | Path = "") -> BinaryIO:
     """The decompressed bytes of a file. base: the folder that `path` is relative to."""
-    path = os.path.join(base, path)
-    if (suffix := Path(path).suffix) in COMPRESSIONS:
-        how = COMPRESSIONS[suffix](path)
-        return io.BufferedReader(_Streams(open(path, "rb"), *how), 1 << 20)
-    return open(path, "rb")
+    file, suffix = open(os.path.join(base, path), "rb"), Path(path).suffix  # noqa: SIM115
+    return io.BufferedReader(_Streams(file, COMPRESSIONS[suffix]), 1 << 20) if suffix in COMPRESSIONS else file
 
 
-def _decode(data, path, number, reading, stats):
-    """The text of bytes that begin in a line of a file."""
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if reading.errors != "replace":
-            line = number + data.count(b"\n", 0, error.start)
-            column = error.start - data.rfind(b"\n", 0, error.start)
-            raise ValueError(
-                f"{path}, line {line}: byte 0x{data[error.start]:02x} at column {column} is not UTF-8; "
-                f"convert the file{reading.or_replace('read such bytes as U+FFFD')}"
-            ) from error
-        stats.count("lines with bytes replaced by U+FFFD")
-        text = data.decode("utf-8", "replace")
-    return text.removeprefix("\ufeff") if number == 1 else text  # a byte-order mark, as Windows writes it
+class File:
+    """A file that is being read. path: its name in errors; source: what its documents are counted under."""
 
+    def __init__(self, path: str, stream: BinaryIO, reading: Reading, stats: Stats, source: str = ""):
+        self.path, self.stream, self.reading, self.stats, self.source = path, stream, reading, stats, source
 
-def read_lines(
-    file: BinaryIO, path: str, reading: Reading, stats: Stats, lone: str = "\r"
-) -> Iterator[tuple[int, str | None]]:
-    """(line number, text without the line end) ...; the text is None for a line that is too long. lone: a sign that
-    ends a line too, without counting."""
-    number, skipping = 0, False
-    while line := file.readline(MAX_DOCUMENT):
-        is_whole = line.endswith(b"\n")
-        if not is_whole and len(line) == MAX_DOCUMENT:
-            skipping = True
-            continue
-        number += 1
-        if skipping:
-            skipping = False
-            yield number, None
-            continue
-        for part in _decode(line, path, number, reading, stats).rstrip("\r\n").split(lone):
-            yield number, part
-    if skipping:
-        yield number + 1, None
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """(line number, text without the line end) ..."""
+        for number, line in enumerate(self.stream, 1):
+            yield number, self.decode(line, number).rstrip("\r\n")
+
+    def decode(self, data: bytes, number: int = 1) -> str:
+        """The text of bytes that begin in line `number`."""
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            if self.reading.errors == "strict":
+                line = number + data.count(b"\n", 0, error.start)
+                column = error.start - data.rfind(b"\n", 0, error.start)
+                what = f"byte 0x{data[error.start]:02x} at column {column} is not UTF-8: convert the file"
+                raise Bad(f"{self.path}, line {line}: {what}") from error
+            self.stats.count("lines with bytes replaced by U+FFFD")
+            text = data.decode("utf-8", "replace")
+        return text.removeprefix("\ufeff") if number == 1 else text  # a byte-order mark, as Windows writes it
+
+    def refuse(self, place: str, why: str, found: str = "") -> None:
+        """Raise `Bad` for something that is not a record, or count it."""
+        if self.reading.errors == "strict":
+            raise Bad(f"{place}: {why}{found and f' ({found})'}")
+        self.stats.count("documents read")
+        self.stats.drop("document", why, self.source, found or place)
 
 
 # ---------------------------------------------------------------------------------------------------------- the records
 
-# The functions of RECORDS yield (place in words, place for short, what is there). fields: names of what has to be
-# there, with the option that chooses each; further: of what is read beside it.
+# The functions of RECORDS yield (place, what is there). fields: names of what has to be there, with the option that
+# chooses each; further: of what is read beside it.
 
 
-def _json(file, path, reading, stats, fields, further):
+def _json(file, fields, further):
     """An object per line, or an array of objects, which is read as a whole."""
-    if file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"[":
-        yield from json_lines(read_lines(file, path, reading, stats), path)
+    if file.stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+        try:
+            rows = json.loads(file.decode(file.stream.read()))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise EOFError(str(error)) from None
+        yield from ((f"{file.path}, object {n}", row) for n, row in enumerate(rows, 1))
         return
-    try:
-        rows = json.loads(_decode(file.read(), path, 1, reading, stats))
-    except json.JSONDecodeError as error:
-        raise EOFError(f"line {error.lineno}: {error.msg}") from None
-    except RecursionError:
-        raise EOFError("too many brackets within brackets") from None
-    yield from ((f"{path}, object {n}", f"{path}:{n}", row) for n, row in enumerate(rows, 1))
+    for number, line in file.lines():
+        if line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = line[:200]
+            yield f"{file.path}, line {number}", record
 
 
-def json_lines(lines: Iterator, path: str) -> Iterator[tuple]:
-    """The records of lines that are not blank."""
-    for number, line in lines:
-        if line is not None and not line.strip():
-            continue
-        try:
-            record = TOO_LONG if line is None else json.loads(line)
-        except (ValueError, RecursionError):
-            record = line[:200]
-        yield f"{path}, line {number}", f"{path}:{number}", record
-
-
-def _csv(file, path, reading, stats, fields, further, dialect="excel"):
-    """A table with a header line. A row that is none takes only its first line with it: what a quotation mark has
-    swallowed is read again."""
+def _csv(file, fields, further, dialect="excel"):
+    """A table with a header line."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_DOCUMENT))  # of the whole process
-    quoting = csv.QUOTE_NONE if reading.unquoted else csv.QUOTE_MINIMAL
-    lines, again = read_lines(file, path, reading, stats), collections.deque()
-
-    def feed(taken):
-        while again or (found := next(lines, None)):
-            taken.append(again.popleft() if again else _line_of_table(*found, path, reading, stats))
-            yield taken[-1]
-
-    names, begin = None, 1
+    quoting = csv.QUOTE_NONE if file.reading.unquoted else csv.QUOTE_MINIMAL
+    rows = csv.reader((f"{line}\n" for _, line in file.lines()), dialect, quoting=quoting, strict=True)
+    names = None
     while True:
-        taken = []  # the lines of this row, from line `begin`
+        place = f"{file.path}, line {rows.line_num + 1}"
         try:
-            row = next(csv.reader(feed(taken), dialect, quoting=quoting, strict=True), None)
+            row = next(rows, None)
         except csv.Error as error:
-            place = f"{path}, line {begin}: {error}"
-            if reading.errors != "replace" or names is None:
-                raise ValueError(
-                    f"{place}; a field that begins with a quotation mark must end with one, and double those inside: "
-                    f"fix it, or read such marks as text with --unquoted{reading.or_replace('skip such rows')}"
-                ) from None
-            stats.count("documents read")
-            stats.drop("document", "no row of a table", Path(path).name, f"{place}: {taken[0].strip()}")
-            again.extendleft(reversed(taken[1:]))
-            begin += 1
+            raise Bad(
+                f"{place}: {error}; a field that begins with a quotation mark must end with one, and double those "
+                "inside: read such marks as text with --unquoted"
+            ) from None
+        if row == []:
             continue
-        begin += len(taken)
-        if row is None:
-            break
-        if row and names is None:
-            check_columns(row, fields, path)
+        if names is None:
+            check_columns(row or (), fields, file.path)
             names = row
-        elif row:
-            record = dict.fromkeys(names) | dict(zip(names, row, strict=False)) | {None: row[len(names) :]}
-            yield f"{path}, line {begin - 1}", f"{path}:{begin - 1}", record
-    if names is None:
-        check_columns((), fields, path)
-
-
-def _line_of_table(number, line, path, reading, stats):
-    if line is None:
-        place, what = f"{path}:{number}", f"longer than {MAX_DOCUMENT} characters"
-        if reading.errors == "refuse":
-            raise ValueError(f"{place}: a line {what}")
-        stats.count("documents read")
-        stats.drop("document", what, Path(path).name, place)
-    return (line or "") + "\n"
+        elif row is None:
+            return
+        elif any(row[len(names) :]):  # a last comma loses nothing
+            file.refuse(place, "more fields than columns", shorten_list(row[len(names) :]))
+        else:
+            yield place, dict(zip(names, row, strict=False))
 
 
 def check_columns(names: Sequence[str], fields: dict, path: str | Path) -> None:
@@ -250,31 +208,16 @@ def check_columns(names: Sequence[str], fields: dict, path: str | Path) -> None:
             raise ValueError(f"{path} has no column {field!r}; it has {found}: choose with {option}")
 
 
-def _table(file, path, reading, stats, fields, further):
-    """A .parquet file, or an .arrow file as the library datasets saves it."""
+def _parquet(file, fields, further):
+    parquet, pyarrow = imported("pyarrow.parquet", file.path), imported("pyarrow", file.path)
     try:
-        import pyarrow
-        from pyarrow import ipc, parquet
-    except ModuleNotFoundError:
-        raise ValueError(f"{path} needs pyarrow: pip install pyarrow") from None
-    try:
-        if path.endswith(".parquet"):
-            table = parquet.ParquetFile(file)
-            schema = table.schema_arrow
-        else:
-            place = getattr(file, "name", path)  # what is compressed has none, and is no table either
-            with pyarrow.memory_map(place) as mapped:
-                is_file = mapped.read(6) == b"ARROW1"
-            table = (ipc.open_file if is_file else ipc.open_stream)(pyarrow.memory_map(place))
-            schema = table.schema
-        check_columns(schema.names, fields, path)
-        columns = list(dict.fromkeys([*fields, *(name for name in further if name in schema.names)]))
-        if path.endswith(".parquet"):
-            batches = table.iter_batches(batch_size=1000, columns=columns)
-        else:
-            batches = map(table.get_batch, range(table.num_record_batches)) if is_file else table
-        rows = (row for batch in batches for row in batch.select(columns).to_pylist())
-        yield from ((f"{path}, row {n}", f"{path}:{n}", row) for n, row in enumerate(rows, 1))
+        table = parquet.ParquetFile(file.stream)
+        names = table.schema_arrow.names
+        check_columns(names, fields, file.path)
+        columns = [name for name in names if name in fields or name in further]
+        batches = table.iter_batches(batch_size=1000, columns=columns)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from ((f"{file.path}, row {n}", row) for n, row in enumerate(rows, 1))
     except pyarrow.ArrowInvalid as error:
         raise EOFError(str(error)) from error
 
@@ -283,8 +226,7 @@ RECORDS = {
     "jsonl": _json,
     "csv": _csv,
     "tsv": functools.partial(_csv, dialect="excel-tab"),
-    "parquet": _table,
-    "arrow": _table,
+    "parquet": _parquet,
 }
 
 
@@ -301,25 +243,22 @@ def read_fields(
     """(place, {field: value}) of each record of a file with fields: all of `fields` ({name: the option that chooses
     it}), and those of `further` that are there. Raises ValueError with the place for what is not such a record, and for
     damage."""
-    path, last = str(path), "the start"
+    path = str(path)
     kind = kind_of(Path(path).name)
     if kind is None:
-        raise ValueError(f"{path}: not a file with fields; valid: .csv, .tsv, .jsonl, .json, .parquet, .arrow")
+        raise ValueError(f"{path}: not a file with fields; valid: .csv, .tsv, .jsonl, .json, .parquet")
     try:
-        with open_binary(path) as file:
-            reading = Reading("refuse", unquoted=unquoted)
-            for where, _, record in RECORDS[kind](file, path, reading, Stats(), fields, further):
+        with open_binary(path) as stream:
+            file = File(path, stream, Reading(unquoted=unquoted), Stats())
+            for place, record in RECORDS[kind](file, fields, further):
                 if not isinstance(record, dict):
-                    raise ValueError(f"{where}: not a JSON object")
-                if any(record.get(None, ())):
-                    raise ValueError(f"{where}: {MORE_FIELDS}; quote a field that contains the separator")
+                    raise ValueError(f"{place}: not a JSON object")
                 if missing := [field for field in fields if record.get(field) is None]:
-                    found = shorten_list(str(name) for name, value in record.items() if value not in (None, []))
-                    raise ValueError(f"{where}: no {missing[0]!r}; the fields there: {found or 'none'}")
-                yield where, record
-                last = where
+                    found = shorten_list(str(name) for name, value in record.items() if value is not None)
+                    raise ValueError(f"{place}: no {missing[0]!r}; the fields there: {found or 'none'}")
+                yield place, record
     except DAMAGE as error:
-        raise ValueError(f"{path}: cannot be read after {last}: {error!r}") from error
+        raise ValueError(f"{path}: cannot be read: {error!r}") from error
 
 
 # ----------------------------------------------------------------------------------------------------------- the values

@@ -4,7 +4,7 @@
     read      inputs           -> shards of raw documents                               (one task per group of files)
     text      a shard          -> clean paragraphs, sentences, tokens, hashes           (one task per shard)
     select    all hashes       -> which documents are copies, which are held out, which train SentencePiece
-    count     a shard          -> its words                                             (only with --keep-words)
+    words     all shards       -> the most frequent words                               (only with --keep-words)
     vocabulary  the sample     -> the SentencePiece model, or another tokeniser
     encode    a shard          -> ids of its pieces                                     (one task per shard)
     merge     all shards       -> dict.txt, train and valid in mmap format, the report, manifest.json
@@ -20,11 +20,12 @@ import collections
 import functools
 import gzip
 import hashlib
+import io
 import json
 import re
 import unicodedata
+from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -35,10 +36,11 @@ from ..text import TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
 from .records import Reading
 from .stats import BLOCKS, SAMPLE_CHARS, Stats
-from .vocabulary import train_papers, train_tokenizer, write_dictionary
+from .vocabulary import train_sentencepiece, train_tokenizer, write_dictionary
 
 SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a line of dialogue) is joined to the next one
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
+SAMPLE = 200_000_000  # characters of the text that trains the vocabulary
 MIN_LETTERS = 0.6  # minimal share of letters and blanks in a paragraph's characters; tables and formulas have less
 PERMUTATIONS = 128  # of a MinHash
 SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
@@ -46,7 +48,10 @@ SHINGLE = 5  # tokens
 
 # what `select` decides about a document
 COPY, NEAR_COPY, TRAIN, VALID = range(4)
+COPIES = {COPY: "a copy of an earlier document", NEAR_COPY: "nearly a copy of an earlier document"}
 SPLITS = {TRAIN: "train", VALID: "valid"}
+# what `text_shard` knows of a document: the hashes of `hashes_of`, how many tokens and characters it has
+DOCUMENT = [("order", "V16"), ("shared", "V16"), ("tokens", np.int64), ("chars", np.int64)]
 
 
 class TooFew(Exception):
@@ -59,22 +64,19 @@ class TooFew(Exception):
 def read_shards(folder: Path, inputs: list[Input], reading: Reading, shard_bytes: int, base: str | Path = "") -> None:
     """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
     sizes to shards.json. base: the folder that their paths are relative to."""
-    stats, sizes, shard = Stats(), [], None
-    try:
-        for source in inputs:
-            for document in read(source, reading, stats, base):
-                if shard is None:
-                    shard = gzip.open(folder / f"{len(sizes):04}.gz", "wb", compresslevel=1)  # noqa: SIM115
-                    sizes.append(0)
-                line = json.dumps(document, allow_nan=False).encode()
+    stats, sizes = Stats(), []
+    lines = (
+        json.dumps(document, allow_nan=False).encode()
+        for source in inputs
+        for document in read(source, reading, stats, base)
+    )
+    for line in lines:
+        sizes.append(0)
+        with gzip.open(folder / f"{len(sizes) - 1:04}.gz", "wb", compresslevel=1) as shard:
+            while line:
                 shard.write(line + b"\n")
                 sizes[-1] += len(line)
-                if sizes[-1] >= shard_bytes:
-                    shard.close()
-                    shard = None
-    finally:
-        if shard is not None:
-            shard.close()
+                line = next(lines, b"") if sizes[-1] < shard_bytes else b""
     (folder / "shards.json").write_text(json.dumps(sizes, allow_nan=False))
     stats.save(folder)
 
@@ -85,7 +87,7 @@ _LETTERS = re.compile(r"[^\W\d_]+| ")
 
 
 def _no_prose(text, normaliser):
-    """Why a cleaned paragraph is no prose; None if it is."""
+    """Why a cleaned paragraph is not prose; None if it is."""
     if normaliser.unit == "words" and len(text) > LONG_WORD and len(max(text.split(" "), key=len)) > LONG_WORD:
         return f"a word of more than {LONG_WORD} characters"
     letters = sum(map(len, _LETTERS.findall(text)))
@@ -94,7 +96,7 @@ def _no_prose(text, normaliser):
     return "few letters" if letters < MIN_LETTERS * len(text) else None
 
 
-def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str, normaliser: Normaliser | Raw) -> list[str]:
+def clean_paragraphs(texts: Iterable[str], stats: Stats, source: str, normaliser: Normaliser | Raw) -> list[str]:
     """Clean each paragraph. Where sentences are found by rules, drop junk and repetitions, and join short ones to the
     next; else a paragraph is a line of anything, and each is kept."""
     kept, seen, short, prose = [], set(), "", normaliser.mode == "rules"
@@ -106,9 +108,9 @@ def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str, normaliser
             continue
         stats.count("paragraphs")
         if prose and (why := _no_prose(text, normaliser)):
-            stats.drop("paragraph", why, domain, text)
+            stats.drop("paragraph", why, source, text)
         elif prose and text in seen:
-            stats.drop("paragraph", "repeated in its document", domain, text)
+            stats.drop("paragraph", "repeated in its document", source, text)
         else:
             seen.add(text)
             text = f"{short} {text}" if short else text
@@ -120,19 +122,20 @@ def clean_paragraphs(texts: Iterable[str], stats: Stats, domain: str, normaliser
     if short and kept:
         kept[-1] += " " + short
     elif short:
-        stats.drop("document", f"fewer than {least} {normaliser.unit}", domain, short)
+        stats.drop("document", f"fewer than {least} {normaliser.unit}", source, short)
     elif not kept:
-        stats.drop("document", "no paragraph left", domain, " ".join(texts)[:SAMPLE_CHARS].strip())
+        stats.drop("document", "no paragraph left", source, " ".join(texts)[:SAMPLE_CHARS].strip())
     return kept
 
 
-_PARTS = re.compile(r"[-.,:/]?\d[^\W_]*|[^\W_]+|[^\w\s]")  # numbers with the sign before each digit, words, signs
+# Numbers with the sign before each digit, words, signs.
+_WORDS = re.compile(r"[-.,:/]?\d[^\W_]*|[^\W_]+|[^\w\s]")
 
 
 @functools.cache
-def _says_nothing(part):
-    """Whether a copy of a document may lack a part: a mark of punctuation."""
-    return unicodedata.category(part[0])[0] == "P" and len(part) == 1 and part not in "%&#@/\\"
+def _says_nothing(word):
+    """Whether a copy of a document may lack a word: a mark of punctuation."""
+    return unicodedata.category(word[0])[0] == "P" and len(word) == 1 and word not in "%&#@/\\"
 
 
 def document_hash(text: str) -> bytes:
@@ -147,8 +150,7 @@ def hashes_of(texts: list[str], normaliser: Normaliser | Raw) -> tuple[bytes, by
     if normaliser.mode != "rules":
         return (document_hash("\n".join(texts)),) * 2
     letters = re.sub(r"[\W_]+", "", "".join(texts).lower())
-    parts = [part for text in texts for part in _PARTS.findall(text) if not _says_nothing(part)]
-    text = " ".join(parts)
+    text = " ".join(word for text in texts for word in _WORDS.findall(text) if not _says_nothing(word))
     cased = getattr(normaliser, "cased", True)
     return document_hash(letters), document_hash(text if cased else text.lower())
 
@@ -166,19 +168,19 @@ def minhash(tokens: list[str]) -> np.ndarray:
 
 
 def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: Stats) -> tuple | None:
-    """(hashes, number of paragraphs, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
+    """(hashes, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
     try:
         raw = paragraphs(document)
     except ValueError as error:
-        stats.drop("document", "markup that the parser gives up on", document.domain, str(error))
+        stats.drop("document", "markup that the parser gives up on", document.source, str(error))
         return None
-    kept = clean_paragraphs(raw, stats, document.domain, normaliser)
+    kept = clean_paragraphs(raw, stats, document.source, normaliser)
     if not kept:
         return None
     sentences = [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
     if normaliser.mode == "none" and sentences:
         sentences = [[token for sentence in sentences for token in sentence]]
-    return hashes_of(kept, normaliser), len(kept), sentences
+    return hashes_of(kept, normaliser), sentences
 
 
 @functools.cache  # one per process
@@ -187,45 +189,41 @@ def normaliser_of(kind: type, *settings: tuple) -> Normaliser | Raw:
     return kind(**dict(settings))
 
 
-def load_libraries(normaliser: tuple) -> None:
-    """Load what `text_shard` would load when it first runs. Raises ValueError for an unknown language or model."""
-    with suppress(ImportError):  # which Wikipedia's dumps need
-        import mwparserfromhell  # noqa: F401
-
-    normaliser_of(*normaliser).sentences("A text, é.")
-
-
-def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: float | None) -> None:
-    """Task: write tokens.gz (a sentence per line, an empty line after each document) and docs.npz for a shard of
-    `read_shards`. normaliser: the arguments of `normaliser_of`."""
-    normaliser, stats = normaliser_of(*normaliser), Stats()
-    digests, paragraph_counts, tokens, chars, domains, sketches = [], [], [], [], [], []
+def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: bool) -> None:
+    """Task: write tokens.gz (a sentence per line, an empty line after each document), docs.npy (see DOCUMENT),
+    sources.json and, to find near-copies, sketches.npy for a shard of `read_shards`. normaliser: the arguments of
+    `normaliser_of`."""
+    normaliser, stats, docs, sources, sketches = normaliser_of(*normaliser), Stats(), [], [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
         for line in file:
             document = Document(*json.loads(line))
             normalised = normalise_document(document, normaliser, stats)
             if normalised is None:
                 continue
-            digest, paragraph_count, sentences = normalised
+            hashes, sentences = normalised
             text = "".join(" ".join(sentence) + "\n" for sentence in sentences)
             out.write(text.encode() + b"\n")
-            digests.append(digest)
-            paragraph_counts.append(paragraph_count)
-            tokens.append(sum(map(len, sentences)))
-            chars.append(len(text))
-            domains.append(document.domain)
+            docs.append((*hashes, sum(map(len, sentences)), len(text)))
+            sources.append(document.source)
             if near_duplicates:
                 sketches.append(minhash([token for sentence in sentences for token in sentence]))
-    np.savez(
-        folder / "docs.npz",
-        digests=np.frombuffer(b"".join(map(b"".join, digests)), "V16").reshape(-1, 2),
-        paragraphs=np.array(paragraph_counts, dtype=np.int64),
-        tokens=np.array(tokens, dtype=np.int64),
-        chars=np.array(chars, dtype=np.int64),
-        sketches=np.array(sketches, dtype=np.uint32).reshape(-1, PERMUTATIONS),
-    )
-    (folder / "domains.json").write_text(json.dumps(domains, allow_nan=False))
+    _save(folder / "docs.npy", np.array(docs, dtype=DOCUMENT))
+    (folder / "sources.json").write_text(json.dumps(sources, allow_nan=False))
+    if near_duplicates:
+        _save(folder / "sketches.npy", np.array(sketches, dtype=np.uint32).reshape(-1, PERMUTATIONS))
     stats.save(folder)
+
+
+def _save(path, array):
+    """np.save by way of memory: where the disk is full, its own error does not say so."""
+    content = io.BytesIO()
+    np.save(content, array)
+    path.write_bytes(content.getbuffer())
+
+
+def _read_sources(shard):
+    """The source of each document of a shard of `text_shard`."""
+    return json.loads((shard / "sources.json").read_text())
 
 
 def read_tokens(path: str | Path) -> Iterator[list[list[str]]]:
@@ -261,10 +259,22 @@ def near_copies(sketches: np.ndarray, threshold: float, skip: np.ndarray) -> np.
     return is_copy
 
 
-def choose_valid(digests: np.ndarray, sizes: np.ndarray, fraction: float) -> np.ndarray:
-    """A mask of the documents to hold out: in the order of their hashes, so that only their text decides, until they
-    have `fraction` of all tokens. A single one with more than twice that is skipped; if all have, the smallest
-    one is taken. There are two documents or more."""
+def choose_valid(digests: np.ndarray, sizes: np.ndarray, sources: np.ndarray, fraction: float) -> np.ndarray:
+    """A mask of the documents to hold out: `fraction` of the tokens of each source, and at least one document. Those
+    that are alone in their source count as one source together. There are two documents or more."""
+    _, source, count = np.unique(sources, return_inverse=True, return_counts=True)
+    source[count[source] == 1] = -1
+    chosen = np.zeros(len(digests), dtype=bool)
+    for one in np.unique(source):
+        (members,) = np.nonzero(source == one)
+        if len(members) > 1:
+            chosen[members] = _choose_of_source(digests[members], sizes[members], fraction)
+    return chosen
+
+
+def _choose_of_source(digests, sizes, fraction):
+    """In the order of their hashes, so that only their text decides, until they have `fraction` of all tokens. A single
+    document with more than twice that is skipped; if all have, the smallest one is taken. One is left."""
     chosen, total, target = np.zeros(len(digests), dtype=bool), 0, fraction * sizes.sum()
     for i in np.argsort(digests, kind="stable"):
         if total >= target:
@@ -279,12 +289,11 @@ def choose_valid(digests: np.ndarray, sizes: np.ndarray, fraction: float) -> np.
     return chosen
 
 
-def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int, seed: int) -> np.ndarray:
-    """A mask of the documents that train SentencePiece: in an order that depends on the seed and their text, until they
-    have `limit` characters."""
-    keys = np.array(
-        [hashlib.blake2b(bytes(d), digest_size=8, salt=seed.to_bytes(8, "little")).digest() for d in digests]
-    )
+def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int) -> np.ndarray:
+    """A mask of the documents that train the vocabulary: in an order that depends on their text alone, and is not that
+    of `choose_valid`, until they have `limit` characters."""
+    salt = (1).to_bytes(8, "little")
+    keys = np.array([hashlib.blake2b(bytes(d), digest_size=8, salt=salt).digest() for d in digests])
     order = np.argsort(keys, kind="stable")
     before = np.cumsum(chars[order]) - chars[order]
     chosen = np.zeros(len(digests), dtype=bool)
@@ -292,68 +301,49 @@ def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int, seed: int)
     return chosen
 
 
-def select(
-    folder: Path, shards: list[Path], near_duplicates: float | None, valid_fraction: float, sample_chars: int, seed: int
-) -> None:
+def select(folder: Path, shards: list[Path], near_duplicates: float, valid_fraction: float) -> None:
     """Task: write to <shard>.npz what becomes of each document (`use`) and whether it trains SentencePiece (`sample`).
 
     Raises TooFew if fewer than two documents are left.
     """
-    parts = {name: [] for name in ("digests", "tokens", "chars", *["sketches"] * bool(near_duplicates))}
-    for shard in shards:
-        with np.load(shard / "docs.npz") as docs:
-            for name, arrays in parts.items():
-                arrays.append(docs[name])
-    sizes = [len(tokens) for tokens in parts["tokens"]]
-    tables = {name: np.concatenate(arrays) for name, arrays in parts.items()}
-    digests, shared = (np.array([d.tobytes() for d in column], dtype=object) for column in tables["digests"].T)
-    use = np.full(len(digests), COPY, dtype=np.uint8)
-    _, first = np.unique(shared, return_index=True) if len(shared) else (None, [])
-    use[first] = TRAIN
+    tables = [np.load(shard / "docs.npy") for shard in shards]
+    docs = np.concatenate([np.zeros(0, DOCUMENT), *tables])
+    order, shared = (np.array([d.tobytes() for d in docs[name]], dtype=object) for name in ("order", "shared"))
+    use = np.full(len(docs), COPY, dtype=np.uint8)
+    if len(docs):
+        use[np.unique(shared, return_index=True)[1]] = TRAIN
     if near_duplicates:
-        use[near_copies(tables["sketches"], near_duplicates, use == COPY)] = NEAR_COPY
+        sketches = np.concatenate([np.load(shard / "sketches.npy") for shard in shards])
+        use[near_copies(sketches, near_duplicates, use == COPY)] = NEAR_COPY
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
         raise TooFew(len(kept), len(use) - len(kept))
-    use[kept[choose_valid(digests[kept], tables["tokens"][kept], valid_fraction)]] = VALID
+    number = {}  # of each source
+    sources = np.array([number.setdefault(name, len(number)) for shard in shards for name in _read_sources(shard)])
+    use[kept[choose_valid(order[kept], docs["tokens"][kept], sources[kept], valid_fraction)]] = VALID
     train = np.flatnonzero(use == TRAIN)
-    sample = np.zeros(len(digests), dtype=bool)
-    sample[train[choose_sample(digests[train], tables["chars"][train], sample_chars, seed)]] = True
-    for shard, end, size in zip(shards, np.cumsum(sizes), sizes, strict=True):
-        part = slice(end - size, end)
-        np.savez(folder / f"{shard.name}.npz", use=use[part], sample=sample[part])
+    sample = np.zeros(len(docs), dtype=bool)
+    sample[train[choose_sample(order[train], docs["chars"][train], SAMPLE)]] = True
+    start = 0
+    for shard, table in zip(shards, tables, strict=True):
+        rows = slice(start, start + len(table))
+        np.savez(folder / f"{shard.name}.npz", use=use[rows], sample=sample[rows])
+        start = rows.stop
 
 
-# -------------------------------------------------------------------------------------------------- count (rare words)
+# -------------------------------------------------------------------------------------------------- words (rare words)
 
 
-def count_shard(folder: Path, shard: Path, selected: Path) -> None:
-    """Task: write counts.gz, a line "word count" for each word of the training documents, sorted."""
-    counts = collections.Counter()
-    use = np.load(selected / f"{shard.name}.npz")["use"]
-    for kind, document in zip(use, read_tokens(shard / "tokens.gz"), strict=True):
-        if kind == TRAIN:
-            for sentence in document:
-                counts.update(sentence)
-    with gzip.open(folder / "counts.gz", "wt", compresslevel=1, encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{word} {counts[word]}\n" for word in sorted(counts))
-
-
-def _read_counts(path):
-    """(word, count) pairs of a file, in its order."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        for line in file:
-            word, count = line.rstrip("\n").rsplit(" ", 1)
-            yield word, int(count)
-
-
-def keep_words(folder: Path, shards: list[Path], fraction: float) -> None:
-    """Task: write words.txt, the most frequent `fraction` of word types (ties: in the order of the alphabet). All types
-    are in memory."""
+def keep_words(folder: Path, shards: list[Path], selected: Path, fraction: float) -> None:
+    """Task: write words.txt, the most frequent `fraction` of the word types of the training documents (ties: in the
+    order of the alphabet). All types are in memory."""
     counts = collections.Counter()
     for shard in shards:
-        for word, count in _read_counts(shard / "counts.gz"):
-            counts[word] += count
+        use = np.load(selected / f"{shard.name}.npz")["use"]
+        for kind, document in zip(use, read_tokens(shard / "tokens.gz"), strict=True):
+            if kind == TRAIN:
+                for sentence in document:
+                    counts.update(sentence)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     kept = {*ranked[: round(fraction * len(ranked))], *(word for word in WHOLE if word in counts)}
     with open(folder / "words.txt", "w", encoding="utf-8", newline="\n") as file:
@@ -386,7 +376,7 @@ def vocabulary(
                             yield " ".join(kept)
 
     if tokenizer is None:
-        (folder / "sentencepiece.bpe.model").write_bytes(train_papers(sample(), vocab_size))
+        (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece(sample(), vocab_size))
         return
     kind, choice = tokenizer
     content = choice if kind is None else train_tokenizer(kind, sample, vocab_size, **choice)
@@ -419,85 +409,50 @@ def _encoder(model_path, words_path):
 def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, words_path: Path | None) -> None:
     """Task: write the ids of train and valid (</s> is one more id), the length of each line, and the
     counts of the training ids."""
-    encode, count, unk = _encoder(model_path, words_path)
-    stats, eos = Stats(), count
-    ids, sizes = ({TRAIN: [], VALID: []} for _ in range(2))
-    use = np.load(selected / f"{shard.name}.npz")["use"]
-    kept = np.isin(use, (TRAIN, VALID))
-    stats.count("paragraphs kept", int(np.load(shard / "docs.npz")["paragraphs"][kept].sum()))
-    domains = json.loads((shard / "domains.json").read_text())
-    counts = np.zeros(count + 1, dtype=np.int64)
-    blocks = {TRAIN: [], VALID: []}
-    for kind, domain, document in zip(use.tolist(), domains, read_tokens(shard / "tokens.gz"), strict=True):
-        if kind in (COPY, NEAR_COPY):
-            why = "a copy of an earlier document" if kind == COPY else "nearly a copy of an earlier document"
-            stats.drop("document", why, domain, " ".join(document[0]))
-            continue
-        lines = [(sentence, line) for sentence in document if (line := encode(sentence))]
+    encode, eos, unk = _encoder(model_path, words_path)
+    stats = Stats()
+    ids, sizes = ({kind: array("i") for kind in SPLITS} for _ in range(2))
+    use, sources = np.load(selected / f"{shard.name}.npz")["use"].tolist(), _read_sources(shard)
+    for kind, source, document in zip(use, sources, read_tokens(shard / "tokens.gz"), strict=True):
+        lines = [] if kind in COPIES else [line for sentence in document if (line := encode(sentence))]
         if not lines:  # it would be an empty line, which ends a document
-            stats.drop("document", "the tokeniser leaves nothing of it", domain, " ".join(document[0]))
+            why = COPIES.get(kind, "the tokeniser leaves nothing of it")
+            stats.drop("document", why, source, " ".join(document[0]))
             continue
-        for sentence, line in lines:
-            ids[kind] += line
-            ids[kind].append(eos)
+        for line in [*lines, []]:
+            ids[kind].extend([*line, eos])
             sizes[kind].append(len(line) + 1)
-            stats.length("tokens per sentence", len(sentence))
             for length in BLOCKS:
                 if len(line) + 1 >= length:  # <s> comes before
                     stats.count(f"ids in sentences too long for {length} tokens", len(line) + 1)
-        ids[kind].append(eos)
-        sizes[kind].append(1)
-        if len(ids[kind]) > 1_000_000:
-            blocks[kind].append(np.array(ids[kind], dtype=np.int32))
-            ids[kind] = []
-        words = sum(len(sentence) for sentence, _ in lines)
-        stats.length("tokens per document, power of 2", words.bit_length() - 1)
         stats.count("documents kept")
-        stats.count(f"{SPLITS[kind]}: documents")
         stats.count("sentences", len(lines))
-        stats.count("tokens", words)
+        stats.count("tokens", sum(map(len, document)))
+        stats.keep(source, SPLITS[kind], sum(map(len, lines)) + len(lines) + 1)
     for kind, name in SPLITS.items():
-        array = np.concatenate([*blocks[kind], np.array(ids[kind], dtype=np.int32)])
-        lines = len(sizes[kind])
-        stats.count(f"{name}: ids", len(array))
-        stats.count("pieces", len(array) - lines)
-        stats.count("pieces that are <unk>", int((array == unk).sum()))
-        if kind == TRAIN:
-            counts += np.bincount(array, minlength=count + 1)
-        _save(folder / f"{name}-ids.npy", array)
+        array_of_ids = np.array(ids[kind], dtype=np.int32)
+        stats.count("pieces", len(array_of_ids) - len(sizes[kind]))
+        stats.count("pieces that are <unk>", int((array_of_ids == unk).sum()))
+        _save(folder / f"{name}-ids.npy", array_of_ids)
         _save(folder / f"{name}-sizes.npy", np.array(sizes[kind], dtype=np.int32))
-    _save(folder / "counts.npy", counts)
+    _save(folder / "counts.npy", np.bincount(np.array(ids[TRAIN], dtype=np.int32), minlength=eos + 1))
     stats.save(folder)
-
-
-def _save(path, array):
-    """np.save of a list of numbers through Python's own file: numpy's error does not tell that the disk is full."""
-    with open(path, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        file.write(array)
 
 
 # -------------------------------------------------------------------------------------------------------------- merge
 
 
-def write_mmap(prefix: str | Path, shards: list, table: np.ndarray) -> None:
-    """Write fairseq's mmap format, as fairseq-preprocess does: each sentence ends with </s>, and an empty line (only
-    </s>) ends a document. `shards`: [(ids.npy, sizes.npy), ...]; `table`: [id of a shard] -> id of the dictionary.
-    It never holds all data in memory."""
-    with open(f"{prefix}.bin", "wb") as file:
-        for path, _ in shards:
-            file.write(table[np.load(path)])  # not numpy's tofile: as in `_save`
-    write_index(prefix, [np.load(path) for _, path in shards], table.dtype.type)
-
-
 def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path | None) -> None:
-    """Task: write the files of the data directory, except the report and the manifest."""
+    """Task: write the files of the data directory, except the report and the manifest: ids in fairseq's mmap format, as
+    fairseq-preprocess does. Each sentence ends with </s>, and an empty line (only </s>) ends a document. All ids are
+    never in memory together."""
     counts = sum(np.load(shard / "counts.npy") for shard in shards)
-    table = write_dictionary(model_path, counts, folder / "dict.txt")
-    for split in ("train", "valid"):
-        write_mmap(
-            folder / split, [(shard / f"{split}-ids.npy", shard / f"{split}-sizes.npy") for shard in shards], table
-        )
+    table = write_dictionary(model_path, counts, folder / "dict.txt")  # id of a shard -> id of the dictionary
+    for split in SPLITS.values():
+        with open(folder / f"{split}.bin", "wb") as file:
+            for shard in shards:
+                file.write(table[np.load(shard / f"{split}-ids.npy")])
+        write_index(folder / split, [np.load(shard / f"{split}-sizes.npy") for shard in shards], table.dtype.type)
     (folder / model_path.name).write_bytes(model_path.read_bytes())
     if words_path:
         (folder / "words.txt").write_bytes(Path(words_path).read_bytes())

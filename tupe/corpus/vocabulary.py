@@ -15,13 +15,13 @@ from ..normaliser import PLACEHOLDERS, SPACE
 from ..text import MASK, TextEncoder, load_sentencepiece, load_tokenizer
 
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
-TRAINED = ("bpe", "unigram", "wordpiece")
+TRAINED = ("bpe", "wordpiece")
 # As GPT-2's, but vowels that are marks (Arabic, Bengali, Hindi) are part of a word too.
 WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 LONGEST = 100_000  # bytes of a sentence: SentencePiece leaves longer ones out and says nothing
-PART = r"\S.{0,24998}(?!\S)|\S{24999}"  # of such a sentence: no sign has more than four bytes
+CUTS = r"\S.{0,24998}(?!\S)|\S{24999}"  # what such a sentence is cut into: no sign has more than four bytes
 LONG_RUN = r"(\S{128})(?=\S)"  # no blanks, as in DNA: training takes the square of a word's length
-# Of each special token of fairseq's: its names in a Hugging Face folder, and what it is usually called.
+# fairseq's special tokens -> their names in a Hugging Face folder, and what they are usually called.
 ROLES = {
     "<s>": ("cls_token", "bos_token", "[CLS]", "<s>", "<cls>"),
     "<pad>": ("pad_token", "[PAD]", "<pad>"),
@@ -34,17 +34,19 @@ ROLES = {
 # ------------------------------------------------------------------------------------------------------ the paper's
 
 
-def train_sentencepiece(sentences: Iterable[str], vocab_size: int, kind: str = "bpe", **options) -> bytes:
-    """Train a model of SentencePiece on normalised sentences. `vocab_size` includes SPECIALS, so it has
-    vocab_size - 5 pieces and <unk>. Raises ValueError if the text does not allow so many."""
+def train_sentencepiece(sentences: Iterable[str], vocab_size: int) -> bytes:
+    """Train BPE of SentencePiece on normalised sentences. `vocab_size` includes SPECIALS, so it has vocab_size - 5
+    pieces and <unk>. A sentence that is too long is cut between words, of which alone BPE knows. Raises ValueError if
+    the text does not allow so many types."""
     import sentencepiece
 
     model = io.BytesIO()
+    cut = ([text] if len(text.encode()) <= LONGEST else re.findall(CUTS, text) for text in sentences)
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=itertools.chain.from_iterable(cut),
             model_writer=model,
-            model_type=kind,
+            model_type="bpe",
             vocab_size=vocab_size - SPECIALS + 1,
             normalization_rule_name="identity",  # the text is normalised already; so pieces keep their offsets
             character_coverage=0.9995,
@@ -53,7 +55,9 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, kind: str = "
             unk_id=0,
             num_threads=1,
             minloglevel=2,
-            **options,
+            user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
+            required_chars="?!",  # rare in an encyclopedia, and every second text of QQP has one
+            max_sentence_length=LONGEST,  # also written into the model
         )
     except RuntimeError as error:
         hint = re.search(r"(<=|vs) (\d+)", str(error))  # SentencePiece counts its own types alone
@@ -65,19 +69,6 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int, kind: str = "
     return model.getvalue()
 
 
-def train_papers(sentences: Iterable[str], vocab_size: int) -> bytes:
-    """The model of the paper's pipeline: BPE. A sentence that is too long is cut between words, of which alone BPE
-    knows."""
-    parts = ([text] if len(text.encode()) <= LONGEST else re.findall(PART, text) for text in sentences)
-    return train_sentencepiece(
-        itertools.chain.from_iterable(parts),
-        vocab_size,
-        user_defined_symbols=[SPACE + name for name in PLACEHOLDERS],
-        required_chars="?!",  # rare in an encyclopedia, and every second text of QQP has one
-        max_sentence_length=LONGEST,  # also written into the model
-    )
-
-
 # -------------------------------------------------------------------------------------------- of the library tokenizers
 
 
@@ -87,48 +78,35 @@ def train_tokenizer(
     """The tokenizer.json of a tokeniser of one of the kinds TRAINED. sentences: WordPiece reads them twice. prose: all
     white space is single blanks, as `Raw.clean` made it in what it is trained on. Raises ValueError if the text does
     not allow so many types."""
-    import sentencepiece
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    def cut():
-        return (re.sub(LONG_RUN, r"\1 ", sentence) for sentence in sentences())
 
     def train(trainer, size, special=(), **options):
         options |= {"vocab_size": size, "special_tokens": [*ROLES, *special], "show_progress": False}
-        tokenizer.train_from_iterator(cut(), trainer(**options))
+        cut = (re.sub(LONG_RUN, r"\1 ", sentence) for sentence in sentences())
+        tokenizer.train_from_iterator(cut, trainer(**options))
         return tokenizer.get_vocab()
 
-    lower = [normalizers.Lowercase()] * (not cased)
-    blanks = [normalizers.Replace(Regex(r"\s{2,}|[^\S ]"), " "), normalizers.Strip()] * prose
     if kind == "bpe":  # of bytes, as RoBERTa's
-        model, parts = models.BPE(), pre_tokenizers.Split(Regex(WORDS), "isolated")
-        words = pre_tokenizers.Sequence([parts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-        normal, decoder = [*blanks, normalizers.Prepend(" "), *lower], decoders.ByteLevel()
-    elif kind == "unigram":  # as XLM-R's
-        model = models.Unigram()
-        normal = [normalizers.NFKC(), *blanks, *lower]  # which makes blanks of other signs
-        words, decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        tokenizer = Tokenizer(models.BPE())
+        blanks = [normalizers.Replace(Regex(r"\s{2,}|[^\S ]"), " "), normalizers.Strip()] if prose else []
+        lower = [] if cased else [normalizers.Lowercase()]
+        tokenizer.normalizer = normalizers.Sequence([*blanks, normalizers.Prepend(" "), *lower])
+        words = pre_tokenizers.Split(Regex(WORDS), "isolated")
+        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
+        tokenizer.decoder = decoders.ByteLevel()
+        types = train(trainers.BpeTrainer, vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     else:  # as BERT's, with accents
-        model = models.WordPiece(unk_token="<unk>")
-        normal = [normalizers.BertNormalizer(lowercase=not cased, strip_accents=False)]
-        words, decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizers.Sequence(normal), words, decoder
-    if kind == "unigram":  # by SentencePiece: the library's trainer gives other scores each time
-        text = map(tokenizer.normalizer.normalize_str, cut())
-        trained = train_sentencepiece(text, vocab_size, kind, remove_extra_whitespaces=False, max_sentence_length=2**30)
-        pieces = sentencepiece.SentencePieceProcessor(model_proto=trained)
-        tokenizer.model = models.Unigram([(pieces.id_to_piece(i), pieces.get_score(i)) for i in range(len(pieces))], 0)
-        types = vocab_size
-    elif kind == "bpe":
-        types = len(train(trainers.BpeTrainer, vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    else:  # it breaks ties by id, and gives "##a", "##b", ... other ids each time, unless they are special tokens
+        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=False)
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+        # It breaks ties by id, and gives "##a", "##b", ... other ids each time, unless they are special tokens.
         later = [token for token in train(trainers.WordPieceTrainer, 0) if token.startswith("##")]
-        types = len(train(trainers.WordPieceTrainer, vocab_size, sorted(later)))
-    if types < vocab_size:
+        types = train(trainers.WordPieceTrainer, vocab_size, sorted(later))
+    if len(types) < vocab_size:
         raise ValueError(
-            f"--tokenizer {kind} makes {types} types of this text, not {vocab_size}: valid: at most {types}; the same "
-            "command with another --vocab-size continues from here"
+            f"--tokenizer {kind} makes {len(types)} types of this text, not {vocab_size}: valid: at most {len(types)}; "
+            "the same command with another --vocab-size continues from here"
         )
     content = {**json.loads(tokenizer.to_str()), "added_tokens": []}  # else "##a" would stay special
     return with_our_ids(json.dumps(content, allow_nan=False), dict(zip(ROLES, ROLES, strict=True)), kind)
@@ -151,13 +129,10 @@ def their_tokenizer(path: str | Path) -> tuple[str, dict[str, str | None], Path]
         try:
             content = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            raise ValueError(f"{file} is no tokenizer.json") from None
+            raise ValueError(f"{file} is not a tokenizer.json") from None
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (file.parent / name).is_file():
-                try:
-                    named.update(json.loads((file.parent / name).read_text(encoding="utf-8")))
-                except (ValueError, TypeError):
-                    raise ValueError(f"{file.parent / name} is no JSON object") from None
+                named.update(json.loads((file.parent / name).read_text(encoding="utf-8")))
     else:  # vocab.txt, merges.txt, sentencepiece.bpe.model: transformers knows how to read each
         try:
             from transformers import AutoTokenizer
@@ -212,8 +187,9 @@ def with_our_ids(content: str, roles: dict[str, str | None], name: str | Path) -
         special_tokens=[(begin, 0), (end, 2)],
     )  # fmt: skip
     of_bytes = '"ByteLevel"' in json.dumps(data["pre_tokenizer"], allow_nan=False)
-    trim = [processors.ByteLevel(trim_offsets=True)] * of_bytes  # else a word's offsets have the blank before it
-    tokenizer.post_processor = processors.Sequence([*trim, frame]) if trim else frame
+    if of_bytes:  # else a word's offsets have the blank before it
+        frame = processors.Sequence([processors.ByteLevel(trim_offsets=True), frame])
+    tokenizer.post_processor = frame
     return tokenizer.to_str(pretty=True)
 
 

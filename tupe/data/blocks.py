@@ -50,7 +50,7 @@ class Blocks:
             raise ValueError(f"{prefixes[0]} holds no text")
 
     def __reduce__(self):
-        return Blocks, self._arguments  # a data worker that is no copy of this process maps the files itself
+        return Blocks, self._arguments  # a data worker that is not a copy of this process maps the files
 
     def __len__(self):
         return int(self.first[-1])
@@ -88,7 +88,7 @@ def find_borders(split: Split, room: int, symbols: list[str], cut: bool) -> Iter
             _, _, parts = cut_long(parts, lambda i, at=at: split[at + i], room, symbols)
         parts = np.concatenate([rest, parts])
         ends = offset + np.cumsum(parts)
-        # Of a block that begins with a part, the next one: with a part that is too long, the part after it.
+        # If a block begins with this part, the next one begins with that; after a part that is too long, at once.
         follows = np.searchsorted(ends, ends - parts + room, side="right")
         follows = np.maximum(follows, np.arange(1, len(parts) + 1)).tolist()
         first, firsts = 0, []

@@ -25,19 +25,18 @@ class Examples:
 
     def __init__(self, folder: Path, split: str, limit: int):
         check_glue(folder, split)
-        self.parts = [Split(path / split) for path in sorted(folder.glob("input*"))]
+        self.texts = [Split(path / split) for path in sorted(folder.glob("input*"))]
         self.targets = read_targets(folder, split)
-        self.keep, self.shortened = lengths([part.sizes - 1 for part in self.parts], limit)  # each ends in </s>
-
-        self.sizes = self.keep.sum(axis=1) + 2 * len(self.parts)
+        self.keep, self.shortened = lengths([text.sizes - 1 for text in self.texts], limit)  # each ends in </s>
+        self.sizes = self.keep.sum(axis=1) + 2 * len(self.texts)
 
     def __len__(self):
         return len(self.keep)
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[int, list, float | None]:
         epoch, i = item
-        (first, *second) = (part[i][:size] for part, size in zip(self.parts, self.keep[i], strict=True))
-        tokens = [BOS, *first, EOS, *(token for part in second for token in (EOS, *part, EOS))]
+        (first, *second) = (text[i][:size] for text, size in zip(self.texts, self.keep[i], strict=True))
+        tokens = [BOS, *first, EOS, *(token for text in second for token in (EOS, *text, EOS))]
         return i, tokens, None if epoch == UNMASKED or self.targets is None else self.targets[i]
 
     def longest_first(self, size: int, epoch: int = 1) -> list[Batch]:

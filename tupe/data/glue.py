@@ -1,5 +1,5 @@
 """GLUE, for both engines: a table of its tasks, their prepared data, unrounded scores and files of predictions. The
-official files: `tupe.corpus.glue`. A task with labels of one's own (`tupe.corpus.labels`) joins the table where its
+official files: `tupe.corpus.tasks`. A task with labels of one's own (`tupe.corpus.labels`) joins the table where its
 data, its checkpoint or the record of one of its runs is read."""
 
 import json
@@ -39,7 +39,7 @@ class Glue:
 
     @property
     def names(self) -> tuple:
-        """Of the outputs."""
+        """The names of the outputs."""
         return self.labels or ("score",)
 
     @property
@@ -96,7 +96,7 @@ TASKS = {
 
 
 def own_task(content: dict) -> Glue:
-    """Of `Glue.plain`."""
+    """The task that `Glue.plain` described."""
     return Glue(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
 
 

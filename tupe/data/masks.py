@@ -69,7 +69,7 @@ class MaskedBlocks:
 
 
 def pad(items: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """[B, L] of both parts of items of `MaskedBlocks`."""
+    """(ids, targets) [B, L] of items of `MaskedBlocks`."""
     length = max(len(source) for source, _ in items)
     ids, targets = np.full((len(items), length), PAD), np.full((len(items), length), IGNORED)
     for row, (source, target) in enumerate(items):

@@ -1,7 +1,6 @@
 """Prepared text on the disk, fairseq's mmap format, and where its sentences are cut. Needs only numpy."""
 
 import itertools
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ CODES = {  # of the types of ids in an index
 }  # fmt: skip
 HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 LOOK = 2**16  # ids in a row that are looked at, in large data of every so many
+OLDER = b"TNTIDX"  # how an index of fairseq's formats before mmap begins
 HEAD = 26  # bytes of an index: magic, version, type of the ids, count; then an int32 and an int64 of each sequence
 
 
@@ -30,60 +30,60 @@ def read_symbols(folder: str | Path) -> list[str]:
 
 
 def check_split(prefix: str | Path, types: int | None = None) -> int | None:
-    """The number of sequences of a split, by the head of its index, in fairseq's mmap format; None in the older ones.
-    types: of the dictionary.
+    """The number of sequences of a split in fairseq's mmap format; None in the older ones. types: of the dictionary.
+    Raises ValueError as `Split` does."""
+    index = Path(f"{prefix}.idx")
+    if index.is_file() and _head(index).startswith(OLDER):
+        return None
+    return len(Split(prefix, types))
 
-    Raises ValueError, naming the file, if index or data is missing, or is not as long as the index says, and for ids
-    that the dictionary does not have. Of large data only parts are looked at.
-    """
-    index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
-    if not index.is_file():
-        raise ValueError(f"{index.parent} has no split {Path(prefix).name!r}")
-    if not data.is_file():
-        raise ValueError(f"{data} not found; prepare the data again")
+
+def _head(index):
     with index.open("rb") as file:
-        head = file.read(HEAD)
-        if head.startswith(b"TNTIDX"):
-            return None
-        code, count = head[17:18], int.from_bytes(head[18:], "little")
-        if not head.startswith(b"MMIDIDX\0\0") or not code or code[0] not in CODES:
-            raise ValueError(f"{index} is no index of fairseq's, or cut off; prepare the data again")
-        end, expected = 0, HEAD + 12 * count
-        if count and index.stat().st_size == expected:
-            file.seek(HEAD + 4 * (count - 1))
-            size = int.from_bytes(file.read(4), "little") * np.dtype(CODES[code[0]]).itemsize
-            file.seek(-8, os.SEEK_END)
-            end = int.from_bytes(file.read(8), "little") + size
-    for file, length in ((index, expected), (data, end)):
-        if file.stat().st_size != length:
-            actual = file.stat().st_size
-            raise ValueError(f"{file} has {actual:,} bytes, by its index {length:,}; prepare the data again")
-    if types and end:
-        tokens = np.memmap(data, dtype=CODES[code[0]], mode="r")
-        step = LOOK * max(len(tokens) // (256 * LOOK), 1)
-        if (found := max(tokens[at : at + LOOK].max() for at in range(0, len(tokens), step))) >= types:
-            raise ValueError(f"{data} has the id {found}, dict.txt only {types} types: it is cut off, or of other data")
-    return count
+        return file.read(HEAD)
+
+
+def _check_length(file, length):
+    if (actual := file.stat().st_size) != length:
+        raise ValueError(f"{file} has {actual:,} bytes, by its index {length:,}; prepare the data again")
 
 
 class Split:
     """The sequences of a split, each an array of ids. All of it stays on the disk until it is used: `tokens`, which has
-    all ids, and `sizes`, the numbers of ids. types: of the dictionary. Raises ValueError for a split that is not there
-    or not whole, or that has ids beyond them."""
+    all ids, and `sizes`, the numbers of ids. types: of the dictionary.
+
+    Raises ValueError, naming the file, if index or data is missing, or is not as long as the index says, and for ids
+    that the dictionary does not have. Of large data only some places are looked at.
+    """
 
     def __init__(self, prefix: str | Path, types: int | None = None):
-        count = check_split(prefix, types)
-        if count is None:
+        self.prefix, index, data = prefix, Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        if not index.is_file():
+            raise ValueError(f"{index.parent} has no split {Path(prefix).name!r}")
+        if not data.is_file():
+            raise ValueError(f"{data} not found; prepare the data again")
+        head = _head(index)
+        code, count = head[17:18], int.from_bytes(head[18:], "little")
+        if head.startswith(OLDER):
             raise ValueError(f"{prefix} is in one of fairseq's older formats; valid here: mmap")
-        self.prefix, index = prefix, f"{prefix}.idx"
-        (code,) = np.fromfile(index, dtype=np.uint8, count=1, offset=17)
-        empty = np.zeros(0, dtype=np.int32)
-        self.tokens = np.memmap(f"{prefix}.bin", dtype=CODES[code], mode="r") if count else empty
+        if not head.startswith(b"MMIDIDX\0\0") or not code or code[0] not in CODES:
+            raise ValueError(f"{index} is not an index of fairseq's, or cut off; prepare the data again")
+        _check_length(index, HEAD + 12 * count)
+        dtype, empty = np.dtype(CODES[code[0]]), np.zeros(0, dtype=np.int32)
         self.sizes = np.memmap(index, np.int32, "r", HEAD, (count,)) if count else empty
         self._bytes = np.memmap(index, np.int64, "r", HEAD + 4 * count, (count,)) if count else empty  # before each one
+        end = int(self._bytes[-1]) + int(self.sizes[-1]) * dtype.itemsize if count else 0
+        _check_length(data, end)
+        self.tokens = np.memmap(data, dtype, "r") if end else empty
+        if types and end:
+            step = LOOK * max(len(self.tokens) // (256 * LOOK), 1)
+            found = max(self.tokens[at : at + LOOK].max() for at in range(0, len(self.tokens), step))
+            if found >= types:
+                what = f"{data} has the id {found}, dict.txt only {types} types"
+                raise ValueError(f"{what}: it is cut off, or of other data")
 
     def __reduce__(self):
-        return Split, (self.prefix,)  # a data worker that is no copy of this process maps the files itself
+        return Split, (self.prefix,)  # a data worker that is not a copy of this process maps the files
 
     def __len__(self):
         return len(self.sizes)
@@ -101,17 +101,17 @@ def type_of_ids(types: int) -> type:
 
 
 def write_index(prefix: str | Path, sizes: Iterable[np.ndarray], dtype: type) -> None:
-    """Write the index of a split whose ids are there. sizes: numbers of ids, as int32, in parts."""
+    """Write the index of a split whose ids are there. sizes: numbers of ids, as int32, in several arrays."""
     sizes, start, code = list(sizes), 0, next(code for code, known in CODES.items() if known == dtype)
     with open(f"{prefix}.idx", "wb") as file:
         file.write(b"MMIDIDX\x00\x00" + np.uint64(1).tobytes() + np.uint8(code).tobytes())
         file.write(np.uint64(sum(map(len, sizes))).tobytes())
-        for part in sizes:
-            file.write(part)
-        for part in sizes:
-            ends = start + np.cumsum(part, dtype=np.int64) * np.dtype(dtype).itemsize
-            file.write(np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(part)])
-            start = int(ends[-1]) if len(part) else start
+        for some in sizes:
+            file.write(some)
+        for some in sizes:
+            ends = start + np.cumsum(some, dtype=np.int64) * np.dtype(dtype).itemsize
+            file.write(np.concatenate([[start], ends[:-1]]).astype(np.int64)[: len(some)])
+            start = int(ends[-1]) if len(some) else start
 
 
 def write_split(prefix: str | Path, sequences: Iterable[Sequence[int]], types: int) -> None:
@@ -124,7 +124,7 @@ def write_split(prefix: str | Path, sequences: Iterable[Sequence[int]], types: i
     write_index(prefix, [np.array(sizes, np.int32)], dtype)
 
 
-def parts_of(prefix: str, combine: bool = True) -> list[str]:
+def splits_of(prefix: str, combine: bool = True) -> list[str]:
     """What fairseq reads of a split: PREFIX and, if it combines them, PREFIX1, PREFIX2, ...."""
     names = (f"{prefix}{number or ''}" for number in range(sys.maxsize if combine else 1))
     return list(itertools.takewhile(lambda name: Path(f"{name}.idx").is_file(), names))
@@ -145,9 +145,9 @@ def prefixes_of(data: str | Path, split: str) -> list[str]:
         if read_symbols(folder) != read_symbols(first):
             raise ValueError(f"{folder} was prepared with another vocabulary than {first}: their dict.txt differ")
     prefixes = [f"{folder}/{split}" for folder in (first, *others)]
-    return [part for prefix in prefixes for part in parts_of(prefix) or [prefix]]
+    return [each for prefix in prefixes for each in splits_of(prefix) or [prefix]]
 
 
 def files_of(prefixes: Iterable[str]) -> list[Path]:
-    """Of splits, in the order of a run's fingerprint."""
+    """The files of some splits, in the order of a run's fingerprint."""
     return [Path(f"{prefix}.{end}") for prefix in prefixes for end in ("bin", "idx")]

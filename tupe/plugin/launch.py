@@ -21,7 +21,7 @@ from ..common.recipes import ARCH, Settings
 from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..config import flag
 from ..data.glue import check_glue, glue_name
-from ..data.splits import check_split, folders_of, parts_of, read_symbols
+from ..data.splits import check_split, folders_of, read_symbols, splits_of
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
@@ -156,5 +156,5 @@ def check_splits(settings: Settings, folder: Path) -> None:
         if is_glue:
             check_glue(root.parent, name, labelled=True)
         else:
-            for part in (part for path in folders_of(data) for part in parts_of(f"{path}/{name}")):
-                check_split(part, len(read_symbols(folder)))
+            for prefix in (prefix for path in folders_of(data) for prefix in splits_of(f"{path}/{name}")):
+                check_split(prefix, len(read_symbols(folder)))

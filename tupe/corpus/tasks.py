@@ -14,16 +14,11 @@ from ..common.options import shorten, shorten_list
 from ..common.prepared import check_name, check_replaced, encoding, tasks_in, worker
 from ..common.record import naming, write_atomically
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
-from ..data.splits import write_split
+from ..data.splits import folders_of, write_split
 from ..normaliser import is_blank
-from .records import MAX_DOCUMENT, Reading, check_columns, number_of, read_lines
+from .records import File, Reading, check_columns, number_of
 from .stats import Stats
 
-TEST_ROWS = {  # of the official test sets
-    ("CoLA", "test"): 1063, ("SST-2", "test"): 1821, ("MRPC", "test"): 1725, ("STS-B", "test"): 1379,
-    ("QQP", "test"): 390965, ("MNLI", "test"): 9796, ("MNLI", "test1"): 9847, ("MNLI", "ax"): 1104,
-    ("QNLI", "test"): 5463, ("RTE", "test"): 3000, ("WNLI", "test"): 146,
-}  # fmt: skip
 NO_LABEL = ("-", "n/a")  # the annotators disagreed
 
 
@@ -50,8 +45,6 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
     if missing:
         raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {shorten_list(header)}")
     check_columns(header, {}, path)
-    if not labelled and task.label in header:
-        raise ValueError(f"{path}, line 1: a column {task.label!r}, but a test set has no labels")
     text = [header.index(column) for column in task.text]
     rows, dropped = [], Counter()
     for number, line in enumerate(lines[start:], start + 1):
@@ -80,12 +73,8 @@ def _lines(path):
     """Only a line feed ends a row: sentences may contain other separators."""
     if not Path(path).is_file():
         raise ValueError(f"{path} is not a file")
-    with open(path, "rb") as file:
-        lines = [line for _, line in read_lines(file, str(path), Reading("refuse"), Stats(), lone="\n")]
-    for number, line in enumerate(lines, 1):
-        if line is None or "\0" in line:
-            raise ValueError(f"{path}, line {number}: a NUL byte, or more than {MAX_DOCUMENT} bytes in a line")
-    return lines
+    with open(path, "rb") as stream:
+        return [line for _, line in File(str(path), stream, Reading(), Stats()).lines()]
 
 
 def _check_label(task: Glue, label, where):
@@ -119,7 +108,7 @@ def prepare(
     the folder of a task that is named exists already; further as `prepared.encoding`.
     """
     check_name(output)
-    source, vocabulary, output = Path(source), Path(vocabulary), Path(output)
+    source, vocabulary, output = Path(source), folders_of(vocabulary)[0], Path(output)
     names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
     if not names:
         raise ValueError(f"{source} has none of the folders {', '.join(TASKS)}")
@@ -131,7 +120,7 @@ def prepare(
         check_replaced(output, name, overwrite)
         for split, path in _files_of(name, source / name):
             read_split(name, split, path)
-    with encoding(vocabulary, output, names, workers) as map_rows:
+    with encoding(vocabulary, output, workers) as map_rows:
         remove_partial(output)
         for name in names:
             splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, source / name))
@@ -152,16 +141,14 @@ def _encode(texts):
 def prepare_task(name: str, task: Glue, splits: Iterable, vocabulary: Path, output: Path, map_rows: Callable) -> dict:
     """Write the folder of a task, whole or not at all, within `prepared.encoding`; returns its manifest. splits: of
     (name, rows, {reason: number of rows that were dropped}), the rows as `read_split` has them."""
-    partial, old = output / f".{name}.partial", output / f".{name}.old.partial"
+    partial = output / f".{name}.partial"
     try:
         with naming(output / name):
             manifest = _write_task(name, task, splits, vocabulary, partial, map_rows)
-        if (output / name).exists():
-            (output / name).rename(old)
+        shutil.rmtree(output / name, ignore_errors=True)
         partial.rename(output / name)
     finally:
-        for folder in (partial, old):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
     return manifest
 
 
@@ -175,10 +162,10 @@ def _files_of(name, source):
 
 
 def _write_task(name, task, splits, vocabulary, folder, map_rows):
-    for part in [f"input{i}" for i in range(len(task.text))] + ["label"]:
-        (folder / part).mkdir(parents=True)
-        if part != "label":
-            shutil.copyfile(vocabulary / "dict.txt", folder / part / "dict.txt")
+    (folder / "label").mkdir(parents=True)
+    for i in range(len(task.text)):
+        (folder / f"input{i}").mkdir()
+        shutil.copyfile(vocabulary / "dict.txt", folder / f"input{i}" / "dict.txt")
     if task.labels:
         write_atomically(folder / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels))
     manifest = {"task": name, **({"layout": task.plain()} if task.own else {}), "splits": {}}
@@ -228,10 +215,8 @@ def describe(task: str, manifest: dict) -> None:
     """Print what was prepared, a line for each split."""
     for split, counts in manifest["splits"].items():
         notes = [f"{count} dropped ({reason})" for reason, count in counts["dropped"].items()]
-        notes += [f"{counts['blank']} blank sentences"] * bool(counts["blank"])
-        official = TEST_ROWS.get((task, split), counts["rows"])
-        if counts["rows"] != official:
-            notes.append(f"the official file has {official} rows, and the GLUE server wants a prediction for each")
+        if counts["blank"]:
+            notes.append(f"{counts['blank']} blank sentences")
         click.echo(
             f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
             f"{counts['unknown'] / max(counts['tokens'], 1):.2%} unknown, longest {counts['longest']}"
