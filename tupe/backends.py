@@ -41,6 +41,8 @@ def choose(
         name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"
         if is_transformed():
             name, reason = "plain", "which torch.func can transform"
+        elif name == "blocked" and is_traced() and not torch.is_grad_enabled():  # else its own kernels are faster
+            name, reason = "sdpa", "which compiled code is not interrupted for"
         elif name == "sdpa" and triton_wins(positions, normaliser, device, dtype, length):
             name, reason = "triton", "measured to be the fastest here"
     backend = make(name, positions, normaliser)

@@ -267,6 +267,7 @@ class PositionScheme(nn.Module):
     # than that (0: all are); None: a formula gives every distance a value of its own.
     saturates_at: int | None = None
     only_scales = False  # whether `rotate` only multiplies q and k by numbers, and so goes with any rotation
+    causal = True  # whether a token's terms depend on no later token, once later keys are hidden
     # Parameters that weight decay leaves alone: those for which 0 is nothing to be drawn to. Some options have buffers
     # of these names instead.
     undecayed: tuple[str, ...] = ()

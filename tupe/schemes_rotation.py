@@ -263,6 +263,7 @@ class LogLength(PositionScheme):
 
     paper, formula = "Nakanishi 2025 (SSMax)", "s_h ln(n) q_i . k_j / sqrt(D), n tokens"
     only_scales = own_projections = True
+    causal = False  # n counts later tokens too
     undecayed = ("scale",)  # 0 would be equal weights for all
 
     def __init__(self, dims: Dims, learned: bool = True, every: int = 1):

@@ -1,0 +1,145 @@
+"""A position encoding in a Transformer of your own: docs/own-attention.md shows it in two models.
+
+    positions = PositionEncoding("untied+t5", width=768, heads=12, layers=12)    # once, in the model
+    x, terms = positions(x, mask=mask)                                          # in `forward`, before the layers
+    out = terms.attention(q, k, v, layer=3)                                     # in a layer, where softmax(q k) v was
+
+B batch, L sequence length, C model width, H heads, D = C / H.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention import Backend, Batch, attend, mask_logits
+from .backend_sdpa import Sdpa
+from .backends import choose
+from .packing import Packing
+from .positions import SCHEMES, Dims, LayerContext, Positions
+from .token_positions import TokenPositions
+from .tracing import is_traced
+
+__all__ = ["PositionEncoding", "Terms"]
+
+
+class PositionEncoding(nn.Module):
+    """Any encoding or sum of encodings, for attention that you wrote: it owns the encoding's parameters, and computes
+    what all layers share once per forward pass.
+
+    position: a name with options, such as "rope:base:160000" or "untied+t5" (`tupe list schemes`). heads, layers: of
+    your model; head_dim: width / heads if not given. max_positions: the longest sequence, which encodings with a vector
+    per position need. cls: "untied" if the first token is [CLS] and is to be untied from positions (TUPE, section 3.2).
+    attention: "auto" takes PyTorch's kernels, ours where they are faster; "plain" is the formula, for checks. Raises
+    ValueError for names or sizes that do not fit together.
+    """
+
+    def __init__(
+        self, position: str, *, width: int, heads: int, layers: int = 1, max_positions: int = 512, cls: str = "tied",
+        head_dim: int | None = None, attention: str = "auto",
+    ):  # fmt: skip
+        super().__init__()
+        if head_dim is None and width % heads:
+            raise ValueError(f"width={width} is not a multiple of heads={heads}; give head_dim, or sizes that fit")
+        head_dim = head_dim or width // heads
+        dims = Dims(max_positions, width, heads, layers, head_dim=head_dim, value_dim=head_dim)
+        self.positions = Positions(position, dims, cls)
+        self.backend = attention
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, "Terms"]:
+        """x [B, L, C], the embedded tokens -> x with the encoding's vectors added, if it has some, and the terms of
+        attention. mask: [B, L], True at tokens and False at padding. causal: no token sees a later one. Raises
+        ValueError for a mask of another kind, and for a sequence that is too long."""
+        positions = self.positions.token_positions(x.size(1), x.device)
+        vectors = self.positions.embed(positions)
+        x = x if vectors is None else x + vectors.to(x.dtype)
+        return x, Terms(self, positions, check_mask(mask, x), causal)
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, layer: int = 0,
+        dropout: float = 0.0, **of_layer: Any,
+    ) -> Tensor:  # fmt: skip
+        """softmax(q k + positions) v for one layer alone: q, k, v [B, H, L, D] -> [B, H, L, D]. In a model of several
+        layers, `forward` computes the terms once for all of them."""
+        positions = self.positions.token_positions(q.size(2), q.device)
+        terms = Terms(self, positions, check_mask(mask, q.transpose(1, 2)), causal)
+        return terms.attention(q, k, v, layer, dropout, **of_layer)
+
+    def extra_repr(self) -> str:
+        return f"{self.positions.name}, cls={self.positions.cls}"
+
+
+class Terms:
+    """The terms of attention in one forward pass, which all layers share."""
+
+    def __init__(self, encoding: PositionEncoding, token_positions: TokenPositions, mask: Tensor | None, causal: bool):
+        self.positions, self.request = encoding.positions, encoding.backend
+        if causal and (unfit := [name for name in self.positions if not SCHEMES[name].causal]):
+            raise ValueError(f"causal=True does not go with {unfit[0]}, which reads later tokens; leave {unfit[0]} out")
+        self.token_positions, self.mask, self.causal = token_positions, mask, causal
+        self.prepared: dict[tuple[int, int | None], tuple[Backend, Any]] = {}
+        own = any(self.positions.having[hook] for hook in ("content", "gate", "value", "reach"))
+        # Nothing but q k, of rotated q and k: PyTorch chooses its fastest kernel, and hides later tokens itself.
+        self.bare = encoding.backend == "auto" and mask is None and not own and not self.positions.has_bias()
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int = 0, dropout: float = 0.0,
+        project: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None, x: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """softmax(q k + positions) v: q, k, v [B, H, L, D] -> [B, H, L, D], in the layer of this index. dropout: the
+        probability, 0 outside of training.
+
+        project: the layer's own projections, vectors [1, R, C] -> q, k, v [1, H, R, D], with which deberta_v2 projects
+        its vectors. x: the layer's input [B, L, C], from which cable and selective_rope compute distances and angles.
+        Raises ValueError where one of the two is missing.
+        """
+        name = self.positions.name
+        of_layer = LayerContext(
+            layer, self.token_positions, project or Missing("project=, the layer's own projections", name),
+            Missing("x=, the layer's input", name) if x is None else lambda: x, self.mask, self.positions.scale,
+        )  # fmt: skip
+        if self.bare:
+            q, k, v = self.positions.rotate(q, k, v, of_layer)
+            out = F.scaled_dot_product_attention(q, k, v, None, dropout, self.causal, scale=self.positions.scale)
+            return self.positions.unrotate(out, of_layer)
+        backend, prepared = self.prepare(q, of_layer)
+        return attend(q, k, v, self.positions, prepared, of_layer, backend, dropout)
+
+    def prepare(self, q: Tensor, of_layer: LayerContext) -> tuple[Backend, Any]:
+        """The backend, and what it prepared for this layer: layers that see equally far share it."""
+        own, reach = of_layer.index if self.positions.per_layer else 0, self.positions.reach(of_layer)
+        if (own, reach) not in self.prepared:
+            length, heads = q.size(2), self.positions.dims.heads
+            request = self.request
+            if request == "auto" and is_traced() and not Sdpa().refuses(self.positions, "softmax", q.device, q.dtype):
+                request = "sdpa"  # compiled code is one graph, on a CPU too
+            backend, _ = choose(request, self.positions, "softmax", q.device, q.dtype, length)
+            batch = Batch(self.token_positions, q.dtype, heads, Packing(self.mask), self.positions.untie_cls)
+            bias, gate = self.positions.terms(self.token_positions)[own]
+            if self.causal:
+                earlier = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+                bias = mask_logits(bias, earlier).expand(heads, -1, -1)
+            self.prepared[own, reach] = backend, backend.prepare(bias, gate, reach, batch)
+        return self.prepared[own, reach]
+
+
+class Missing:
+    """In place of an argument that an encoding turns out to need."""
+
+    def __init__(self, what: str, name: str):
+        self.message = f"the encoding {name} needs {what}, in the call of `attention`"
+
+    def __call__(self, *_: Any) -> Any:
+        raise ValueError(self.message)
+
+
+def check_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """The mask, if it is one of x [B, L, ...]. Raises ValueError otherwise."""
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
+        raise ValueError(
+            f"mask is {mask.dtype} of shape {list(mask.shape)}; valid: torch.bool of shape {list(x.shape[:2])}, "
+            "True at tokens and False at padding"
+        )
+    return mask
