@@ -448,7 +448,7 @@ def test_blocked_is_the_same_without_gradients(block, dtype, monkeypatch):
     bias, real = torch.randn(H, 6, 6), torch.arange(6) < torch.tensor([[6], [4]])
 
     def mix():
-        return backend_cpu.blocked_attention(q, k, v, bias, real[:, None, None], 8**-0.5, 0.0)
+        return backend_cpu.blocked_attention(q, k, v, bias, backend_cpu.additive(real[:, None, None]), 8**-0.5, 0.0)
 
     with torch.no_grad():
         without = mix()

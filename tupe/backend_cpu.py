@@ -32,8 +32,8 @@ class CpuPrepared(NamedTuple):
 
     # [H, R, K], or [n, R, K] for all heads alike; for long sequences without gradients, a function
     bias: Tensor | Rows | None
-    key_mask: Tensor | None  # [B, 1 or n, 1, K], False at padding
-    lengths: list[int] | None = None  # of the sequences, falling
+    mask: Tensor | None  # [B, 1 or n, 1, K], added to the logits: 0, and a very low number at padding
+    blocks: "list[Block] | None" = None  # planned for all layers, where sequences are cut to their lengths
     cls_query_only: bool = False  # the query [CLS] is computed only; the bias is [H, 1, L]
 
 
@@ -64,10 +64,12 @@ class Cpu(Chunking):
     def prepare(self, bias: Tensor | Rows | None, gate: Tensor | None, reach: int | None, batch: Batch) -> CpuPrepared:
         if reach is not None:
             bias = without_far(bias, batch.near(reach))
-        return CpuPrepared(bias, batch.key_mask, batch.packing.lengths)
+        lengths, length = batch.packing.lengths, batch.token_positions.length
+        blocks = None if lengths is None else plan_blocks(batch.heads, len(lengths), length, length, lengths)
+        return CpuPrepared(bias, additive(batch.key_mask), blocks)
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> CpuPrepared:
-        return CpuPrepared(bias, mask)
+        return CpuPrepared(bias, additive(mask))
 
     def for_outputs(
         self, output_indices: Tensor, prepared: CpuPrepared, positions: Positions, length: int
@@ -83,14 +85,19 @@ class Cpu(Chunking):
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: CpuPrepared, scale: float,
         dropout: float,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        bias, key_mask, lengths, cls_query_only = prepared
+        bias, mask, blocks, cls_query_only = prepared
         q = q[:, :, :1] if cls_query_only else q
         if not isinstance(bias, Tensor):
             is_long = k.size(2) > BLOCKED_BIAS_FROM and not torch.is_grad_enabled() and dropout == 0
             if bias is not None or is_long:
-                return attention_by_queries(q, k, v, bias, key_mask, scale), None
-        lengths = lengths if q.size(2) == k.size(2) else None
-        return blocked_attention(q, k, v, bias, key_mask, scale, dropout, lengths), None
+                return attention_by_queries(q, k, v, bias, mask, scale), None
+        blocks = blocks if q.size(2) == k.size(2) else None  # not of the query [CLS] alone
+        return blocked_attention(q, k, v, bias, mask, scale, dropout, blocks), None
+
+
+def additive(key_mask: Tensor | None) -> Tensor | None:
+    """A mask that is added to logits. Finite: in a window of only padding, all keys are masked."""
+    return None if key_mask is None else mask_logits(None, key_mask)
 
 
 def without_far(bias: Tensor | Rows | None, near: Tensor) -> Tensor | Rows:
@@ -309,24 +316,20 @@ def no_autocast() -> AbstractContextManager[None]:
 
 @not_compiled  # its loops and numpy's masks cannot be traced
 def blocked_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_mask: Tensor | None, scale: float, p: float,
-    lengths: list[int] | None = None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, p: float,
+    blocks: list[Block] | None = None,
 ) -> Tensor:  # fmt: skip
-    """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and key_mask
-    [B, 1, 1, K] or None (False at padded keys) -> [B, H, R, E]. p: probability of dropout. lengths: see
-    `plan_blocks`.
+    """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and the additive
+    mask [B, 1, 1, K] or None -> [B, H, R, E]. p: probability of dropout. blocks: of `plan_blocks`, if the sequences
+    are cut.
 
-    Of n chunks of a window (`windows.Chunks`), laid out as H n heads, bias is [H n, R, K], or [n, R, K] for all heads
-    alike, and key_mask [B, n, 1, K]. R and K are L, but in a window.
+    A window of n chunks (`windows.Chunks`) is laid out as H n heads: bias is then [H n, R, K], or [n, R, K] for all
+    heads alike, and mask [B, n, 1, K]. R and K are L, but in a window.
     """
     if p >= 1:
         return (q[..., :1] * 0).expand(*q.shape[:3], v.size(-1))
-    # finite: in a window of only padding, all keys are masked
-    mask = None
-    if key_mask is not None:
-        mask = torch.zeros(key_mask.shape).masked_fill_(~key_mask, torch.finfo(torch.float32).min / 2)
     with no_autocast():
-        blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
+        blocks = blocks or plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2))
         if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):
             # for one short text, calls take longer than products
             weights = block_weights(q, k, bias, mask, scale, blocks[0]).to(v.dtype)
@@ -335,14 +338,13 @@ def blocked_attention(
 
 
 def attention_by_queries(
-    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[int, int], Tensor] | None, key_mask: Tensor | None, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, bias: Rows | None, mask: Tensor | None, scale: float
+) -> Tensor:  # fmt: skip
     """softmax(q . k * scale + bias) v on a CPU, a block of queries at a time, without gradients and dropout: neither
     logits nor bias of all pairs are ever there.
 
-    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], or None; key_mask
-    [B, 1, 1, L]
-    or None -> [B, H, L, E].
+    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], or None; the additive mask
+    [B, 1, 1, L] or None -> [B, H, L, E].
     """
     batch, heads, length, _ = q.shape
     step = max(1, QUERY_BLOCK_LOGITS // (batch * heads * length))
@@ -353,7 +355,7 @@ def attention_by_queries(
             logits = ((q[:, :, first:last] * scale) @ k.transpose(2, 3)).float()
             if bias is not None:
                 logits += bias(first, last)
-            if key_mask is not None:
-                logits.masked_fill_(~key_mask, torch.finfo(logits.dtype).min)  # finite: all keys may be padding
+            if mask is not None:
+                logits += mask
             out[:, :, first:last] = torch.softmax(logits, -1).to(v.dtype) @ v
     return out

@@ -198,7 +198,7 @@ class SplitHeads(torch.autograd.Function):
 
 def split_heads(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, L, D] of their joint projection x [B, L, 3 C]."""
-    if is_traced() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or is_traced():
         return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return SplitHeads.apply(x, heads)
 

@@ -104,7 +104,7 @@ class Attention(nn.Module):
         bias = config.resolve("linear_bias") != "no"
         self.qkv = Linear(dims.width, 3 * dims.width, bias)
         self.out = Linear(dims.width, dims.width, bias)
-        self.norm = nn.LayerNorm(dims.width) if config.resolve("inner_norms") == "yes" else nn.Identity()
+        self.norm = nn.LayerNorm(dims.width) if config.resolve("inner_norms") == "yes" else None
 
     def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
@@ -112,7 +112,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         mixed = inputs.attend(x, self)  # [B, H, L, D]
-        return self.norm(self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2))))
+        y = self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2)))
+        return y if self.norm is None else self.norm(y)
 
 
 class TransformerLayer(nn.Module):
@@ -128,7 +129,7 @@ class TransformerLayer(nn.Module):
         self.attention = Attention(dims, config)
         self.attention_norm = norm(dims.width)
         self.fc1 = Linear(dims.width, config.ffn * (2 if self.gated else 1), bias)
-        self.inner_norm = norm(config.ffn) if config.resolve("inner_norms") == "yes" else nn.Identity()
+        self.inner_norm = norm(config.ffn) if config.resolve("inner_norms") == "yes" else None
         self.fc2 = Linear(config.ffn, dims.width, bias)
         self.ffn_norm = norm(dims.width)
 
@@ -155,7 +156,8 @@ class TransformerLayer(nn.Module):
             x, factor = x.chunk(2, dim=-1)  # [..., F] each
         x = self.activation(x)
         x = x * factor if self.gated else x
-        return self.fc2(dropout(self.inner_norm(x), self.activation_dropout, self.training))
+        x = x if self.inner_norm is None else self.inner_norm(x)
+        return self.fc2(dropout(x, self.activation_dropout, self.training))
 
 
 class GatedAttentionLayer(nn.Module):

@@ -18,7 +18,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -386,7 +386,7 @@ SHAPES = {
 HOOKS = (*SHAPES, "reach")
 
 
-def check(term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
+def check(term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """What a scheme's hook returned. Raises ValueError, naming the class, for another shape, for numbers that are not
     floats, and for another kind of device. shape, device: those that are valid."""
     if not isinstance(term, Tensor):
@@ -395,7 +395,7 @@ def check(term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], 
         wrong = list(term.shape)
     elif not term.is_floating_point():
         wrong = term.dtype
-    elif term.device.type != (device if isinstance(device, torch.device) else torch.device(device)).type:
+    elif term.device.type != device.type:
         wrong = f"a tensor on {term.device}"
     else:
         return term
@@ -456,12 +456,14 @@ class Positions(nn.ModuleDict):
 
     def of_layer(self, layer: int, hook: str | None = None) -> list[PositionScheme]:
         """The schemes that act in one layer, or those of them that have a hook."""
-        modules: Iterable[Any] = map(self.__getitem__, self if hook is None else self.having[hook])
-        schemes: list[Any] = [m[layer] if isinstance(m, nn.ModuleList) else m for m in modules]
+        schemes: list[Any] = []
+        for name in self if hook is None else self.having[hook]:
+            scheme = self[name]
+            schemes.append(scheme[layer] if isinstance(scheme, nn.ModuleList) else scheme)
         return schemes
 
     def _sum(
-        self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device | str, *args: Any
+        self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device, *args: Any
     ) -> Tensor | None:
         """The sum of what a hook of these schemes returns, None of nothing. shape, device: see `check`."""
         total = None
@@ -498,7 +500,7 @@ class Positions(nn.ModuleDict):
         Always computed in float32, whatever the precision of the model: every layer would share the rounding error.
         """
         positions = self.token_positions(positions) if isinstance(positions, int) else positions
-        with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
+        with torch.autocast(autocast_device(positions.device.type), enabled=False):
             shared: list[Any] = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
             bias, gate = self._bias_and_gate(shared, positions, None, None)
             if not self.per_layer:
@@ -517,7 +519,7 @@ class Positions(nn.ModuleDict):
 
     def bias_block(self, layer: int, positions: TokenPositions) -> Tensor:
         """[H, R, L], the rows of one layer's bias for the queries of `positions`, a block; float32."""
-        with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
+        with torch.autocast(autocast_device(positions.device.type), enabled=False):
             schemes = self.of_layer(layer, "bias")
             bias = self._sum(schemes, "bias", self._shape(positions), positions.device, positions, self.scale)
             bias = self._reset_bias(bias, layer, positions)
@@ -569,15 +571,18 @@ class Positions(nn.ModuleDict):
     def reach(self, layer: LayerContext) -> int | None:
         """The largest distance at which tokens see each other in a layer; None: they all do. If [CLS] is untied, it
         sees all, and all see it."""
-        reaches = []
+        nearest: int | None = None
         for scheme in self.of_layer(layer.index, "reach"):
             reach = call(scheme, "reach", layer)
             if reach is None:
                 continue
             if not isinstance(reach, int) or reach < 0:
                 raise bad_return(scheme, "reach", reach, "None, or a whole number from 0 on")
-            reaches.append(reach)
-        return min(reaches) if reaches and (is_traced() or min(reaches) < layer.positions.span - 1) else None
+            if nearest is None or reach < nearest:
+                nearest = reach
+        if nearest is not None and nearest >= layer.positions.span - 1 and not is_traced():
+            return None
+        return nearest
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
@@ -601,8 +606,9 @@ class Positions(nn.ModuleDict):
             if not isinstance(new, tuple | list) or len(new) != 3:
                 raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
             width = new[0].shape[-1:] if isinstance(new[0], Tensor) else q.shape[-1:]
-            shapes = q.shape[:3] + width, k.shape[:3] + width, v.shape
-            q, k, v = (check(x, scheme, "rotate", shape, v.device) for x, shape in zip(new, shapes, strict=True))
+            q = check(new[0], scheme, "rotate", q.shape[:3] + width, v.device)
+            k = check(new[1], scheme, "rotate", k.shape[:3] + width, v.device)
+            v = check(new[2], scheme, "rotate", v.shape, v.device)
         return q, k, v
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:

@@ -82,11 +82,11 @@ class Rope(LearnedFrequencies, PositionScheme):
         omega = self.omega if self.learned else frequencies(columns, device, base)
         if self.interpolate > 1:
             return omega / self.interpolate
-        m = torch.arange(omega.size(-1), device=device)
         if self.ntk > 1 and columns > 2:
+            m = torch.arange(omega.size(-1), device=device)
             return omega * self.ntk ** (-2 * m / (columns - 2))
         if self.yarn > 1:
-            length = self.trained.double()
+            m, length = torch.arange(omega.size(-1), device=device), self.trained.double()
             # the columns that turn 32 times and once
             low, high = (columns * (length / (2 * math.pi * n)).log() / (2 * math.log(base)) for n in (32, 1))
             low, high = low.floor().clamp(min=0), high.ceil().clamp(max=columns - 1)
@@ -94,19 +94,18 @@ class Rope(LearnedFrequencies, PositionScheme):
             return omega * (1 - slow + slow / self.yarn)
         return omega
 
-    def rotated(self, x: Tensor, layer: LayerContext, sign: int = 1) -> Tensor:
-        """x [..., L, D] with each row rotated by its position times sign."""
-        columns = self.columns(x.size(-1))
-        omega = self.frequencies(columns, self.local_base if layer.index % self.every else self.base, x.device)
-        angle = sign * layer.positions.index[:, None] * omega[..., None, :]  # [L or H, L, columns / 2]
-        if columns == x.size(-1):
-            return rotated(x, angle)
-        return torch.cat([rotated(x[..., :columns], angle), x[..., columns:]], dim=-1)
+    def angles(self, width: int, layer: LayerContext) -> Tensor:
+        """[L, columns / 2] or [H, L, columns / 2], by which the rows of vectors of this width are rotated."""
+        index = layer.positions.index
+        base = self.local_base if layer.index % self.every else self.base
+        return index[:, None] * self.frequencies(self.columns(width), base, index.device)[..., None, :]
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         if self.local and layer.index % self.every == 0:
             return q, k, v
-        q, k = self.rotated(q, layer), self.rotated(k, layer)
+        angle = self.angles(q.size(-1), layer)
+        cos, sin = angle.cos(), angle.sin()
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
         if self.yarn > 1:
             q, k = (x * (0.1 * math.log(self.yarn) + 1) for x in (q, k))
         return q, k, v
@@ -122,23 +121,24 @@ class RopeValues(Rope):
         super().__init__(dims, base, fraction)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
-        return self.rotated(q, layer), self.rotated(k, layer), self.rotated(v, layer)
+        q, k, _ = super().rotate(q, k, v, layer)
+        angle = self.angles(v.size(-1), layer)
+        return q, k, turned(v, angle.cos(), angle.sin())
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
-        return self.rotated(out, layer, -1)
-
-
-def rotated(x: Tensor, angle: Tensor) -> Tensor:
-    """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by angle[i, m]; angle: [L, D / 2], or one for each head
-    [H, L, D / 2], or for each sequence and head [B, H, L, D / 2]."""
-    return turned(x, angle.cos(), angle.sin())
+        angle = self.angles(out.size(-1), layer)
+        return turned(out, angle.cos(), -angle.sin())
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotated`, given the cosines and sines of the angles; others stretch the columns, too."""
+    """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by the angle of cos[i, m] and sin[i, m]. cos, sin:
+    [L, D / 2], or for each head [H, L, D / 2], or for each sequence and head [B, H, L, D / 2]; with fewer columns, the
+    last ones of x stay. Numbers that are no cosine and sine stretch the columns, too."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    even, odd = x[..., ::2], x[..., 1::2]
-    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+    columns = 2 * cos.size(-1)
+    even, odd = x[..., :columns:2], x[..., 1:columns:2]
+    new = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+    return new if columns == x.size(-1) else torch.cat([new, x[..., columns:]], dim=-1)
 
 
 @register("fope")
@@ -214,7 +214,7 @@ class SelectiveRope(PositionScheme):
         steps = layer.counted(in_float32(steps))  # [B, L, C / 2]
         phase = steps.cumsum(1).unflatten(2, (self.heads, -1)).transpose(1, 2)  # [B, H, L, D / 2]
         angle = phase * frequencies(self.width, q.device, self.base)
-        return rotated(q, angle), rotated(k, angle), v
+        return turned(q, angle.cos(), angle.sin()), turned(k, angle.cos(), angle.sin()), v
 
 
 @register("pope")

@@ -30,7 +30,7 @@ class TokenPositions:
         span: int | None = None,
     ):
         self.length, self.drawn = length, drawn
-        self.device = device if drawn is None else drawn.device
+        self.device = torch.device(device) if drawn is None else drawn.device
         self.span: int = length if drawn is None or span is None else span
         self.first, self.last = 0, length  # the queries are tokens first .. last-1
 
