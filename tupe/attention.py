@@ -98,8 +98,8 @@ class Backend:
 
     def prepare(self, bias: Any, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
         """What `mix` needs of a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding, or
-        None each; or of `terms`, what a backend has in place of a bias.
-        reach: how far queries see, None: everything."""
+        None; bias may also be what the backend's `terms` returns in its place. reach: how far queries see, None:
+        everything."""
         raise NotImplementedError
 
     def for_outputs(self, output_indices: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
@@ -162,8 +162,8 @@ class Plain(Backend):
 
 
 class Recorder(Plain):
-    """The plain backend, which keeps of every layer that it computes the weights [B, H, L, L] and the two parts of
-    their logits: that of the words [B, H, L, L] and that of only the positions [H, L, L], both multiplied by the scale.
+    """The plain backend, which keeps every layer's weights [B, H, L, L] and the two parts of their logits, both
+    multiplied by the scale: the part of the words [B, H, L, L] and the part of the positions alone [H, L, L].
     The one way to see weights: `encoder(tokens, backend=Recorder(encoder.normaliser))`."""
 
     def __init__(self, normaliser: str):

@@ -122,7 +122,7 @@ def saves_weights(k: Tensor) -> bool:
     return k.dtype != torch.float32 or k.size(2) <= SAVE_WEIGHTS_UP_TO
 
 
-Piece = tuple[slice, slice, int | None, tuple[int, int, int, int]]  # a block, but for where its weights begin
+Piece = tuple[slice, slice, int | None, tuple[int, int, int, int]]  # a block without the place of its weights
 
 
 class Block(NamedTuple):
@@ -132,10 +132,10 @@ class Block(NamedTuple):
     rows: slice  # of the batch
     length: int | None  # to which its sequences are cut, if they are
     shape: tuple[int, int, int, int]  # heads, rows, queries, keys
-    first: int  # where its weights begin among those of all blocks
+    first: int  # where its weights begin among the weights of all blocks
 
     def cut(self, x: Tensor) -> Tensor:
-        """Of x [B, H, L, D], what this block computes: [h, r, queries or keys, D]."""
+        """This block's part of x [B, H, L, D]: [h, r, queries or keys, D]."""
         return x[self.rows, self.heads, : self.length].transpose(0, 1)
 
     def put(self, x: Tensor, values: Tensor) -> None:
@@ -143,7 +143,7 @@ class Block(NamedTuple):
         x[self.rows, self.heads, : self.length] = values.transpose(0, 1)
 
     def weights(self, x: Tensor) -> Tensor:
-        """Of x, one entry per weight of all blocks, this block's [h, r, queries, keys]."""
+        """This block's part [h, r, queries, keys] of x, which has one entry per weight of all blocks."""
         return x[self.first : self.first + math.prod(self.shape)].view(self.shape)
 
 
@@ -277,7 +277,7 @@ def cyclic(x: Tensor, hs: slice) -> Tensor:
 
 
 def add_cyclic(x: Tensor, hs: slice, values: Tensor) -> None:
-    """Add values [hs, ...] to x [n, ...], that of head h to x[h % n]."""
+    """Add values [hs, ...] to x [n, ...]: the value of head h to row h % n."""
     if hs.stop <= len(x):
         x[hs] += values
     else:

@@ -41,7 +41,7 @@ def dense(x: Tensor) -> Tensor:
 
 
 def on_onednn(*tensors: Tensor) -> bool:
-    """Whether `product` can multiply these tensors; it refuses empty ones, and knows no subclasses."""
+    """Whether `product` can multiply these tensors: it takes neither empty ones nor subclasses."""
     if not ONEDNN:
         return False
     for t in tensors:
@@ -76,8 +76,8 @@ def product_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def product_over_rows(a: Tensor, b: Tensor) -> Tensor:
-    """The transpose of a [n, m] times b [n, k]: [m, k], as a weight's gradient is. oneDNN copies a first matrix that is
-    transposed; so that one goes first whose copy is smaller, with that of the result, if it has to be transposed."""
+    """The transpose of a [n, m] times b [n, k]: [m, k], as a weight's gradient is. oneDNN copies the first matrix if it
+    is transposed. So the order is the one that copies less, counting the result if it has to be transposed back."""
     if not on_onednn(a, b):
         return a.t() @ b
     (n, m), k = a.shape, b.size(1)

@@ -20,8 +20,8 @@ ELECTRA = {  # replaced-token detection
     "electra_tupe_a": ("untied", "untied"),
     "electra_tupe_r": ("untied+t5", "untied"),
 }
-# Masked language models of other blocks than BERT's: the options that make the architecture. Those of the block itself
-# are `encoder.BLOCK_DEFAULTS`.
+# Masked language models of other blocks than BERT's: the options that make the architecture. The block's own options
+# are `model_config.BLOCK_DEFAULTS`.
 OTHER_BLOCKS = {
     "gau": {"position": "rope", "block": "gau", "normaliser": "relu2"},  # two for each layer of the size: cost as much
     "modernbert": {"position": "rope:base:160000:local_base:10000+window", "block": "modern"},

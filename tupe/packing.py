@@ -1,4 +1,4 @@
-"""Token-wise work without padding: which tokens of a batch are no padding, and which of them are read.
+"""Token-wise work without padding: which tokens of a batch are not padding, and which of them are read.
 
 B batch, L sequence length, T rows of token-wise work, C model width.
 """
@@ -27,7 +27,7 @@ class Packing(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor, count: int) -> "Packing":
-        """mask: [B, L], False at padding; count: of its True, so that a GPU need not be asked."""
+        """mask: [B, L], False at padding; count: how many entries are True, so that a GPU need not be asked."""
         # Compiled code is made for one shape, and every batch has another T; only the tests below would be a new one.
         if is_traced():
             return cls(mask)

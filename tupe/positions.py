@@ -39,7 +39,7 @@ __all__ = [
 
 Scheme = TypeVar("Scheme", bound="type[PositionScheme]")
 SCHEMES: dict[str, "type[PositionScheme]"] = {}  # name -> class, in the order of names in a combination: see `place`
-FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; then those of users
+FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; users' come last
 CLS = ("tied", "untied", "zero")  # see `Positions`
 
 
@@ -47,8 +47,8 @@ def register(name: str) -> Callable[[Scheme], Scheme]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
     if not re.fullmatch(r"[\w-]+", name) or hasattr(Positions, name):
-        valid = "letters, digits, _ and -, and no attribute of Positions"
-        raise ValueError(f"{name!r:.60} is not a valid scheme name; valid: {valid}")
+        valid = "letters, digits, _ and -; not an attribute of Positions"
+        raise ValueError(f"{name!r:.60} is not a valid scheme name ({valid})")
 
     def add(cls: Scheme) -> Scheme:
         known = SCHEMES.get(name, cls)  # in a notebook, the class that the same cell defined before
@@ -67,19 +67,20 @@ def register(name: str) -> Callable[[Scheme], Scheme]:
 
 
 def place(item: tuple[str, type]) -> tuple[int, str]:
-    """Where a scheme, as (name, class), stands among all, and in the name of every combination: by family, as in its
-    file; then those of users by name. Whichever file is imported first, and whatever a user's file is called.
+    """The sort key of a scheme, given as (name, class), in the registry and in the name of every combination: schemes
+    of the same family stay in the order of their file, and users' schemes follow by name. The order does not depend on
+    which file is imported first.
 
-    This order is the only one. The parameters of a model are drawn, and counted by optimizers, in it: classes in
-    `schemes_*.py` do not change places."""
+    The parameters of a model are drawn, and counted by optimizers, in this order: classes in `schemes_*.py` do not
+    change places."""
     name, scheme = item
     file = scheme.__module__.rpartition(".")[2]
     return (FAMILIES.index(file), "") if file in FAMILIES else (len(FAMILIES), name)
 
 
 def load_scheme_file(file: str | Path) -> None:
-    """Run a Python file that registers schemes, once per process. Raises ValueError with the line if it fails, and if
-    there is no such file."""
+    """Run a Python file that registers schemes, once per process. Raises ValueError if the file is missing, or with the
+    line at which it fails."""
     path = Path(file).resolve()
     if path not in _loaded_files:
         if not path.is_file():
@@ -182,20 +183,15 @@ def parse_options(name: str, words: list[str], names: str) -> NamedScheme:
     return NamedScheme(name, "layer" in given, options)
 
 
-SIZES = {bool: (0, 1), int: (0, 10**6), float: (1e-16, 1e16)}  # of options; float32 overflows with others
-
-
 def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | float:
     """The value of an option of type `kind`. names: the whole combination, for errors."""
     try:
-        value: bool | int | float = kind(text) if kind is not bool else {"True": True, "False": False}[text]
-        smallest, largest = SIZES[kind]
-        if value and not smallest <= abs(value) <= largest:
+        value: bool | int | float = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        if not math.isfinite(value):
             raise ValueError
         return value
     except (KeyError, ValueError):
-        numbers = {int: "a whole number up to 1000000", float: "a number, 0 or from 1e-16 to 1e16 in size"}
-        valid = numbers.get(kind, "True or False")
+        valid = {int: "a whole number", float: "a number"}.get(kind, "True or False")
         raise ValueError(f"{f'{key}:{text}'!r:.60} in {names!r:.100}: {key} must be {valid}") from None
 
 
@@ -261,11 +257,8 @@ class PositionScheme(nn.Module):
     own_projections = False  # whether each layer has parameters of its own already
     bounded = False  # whether it has vectors for max_positions tokens, and cannot compute more
     # In `table`, one vector per position, the row of the first word: stretching keeps the rows before it, which are
-    # [CLS]'s. None: there is no such table.
+    # [CLS]'s. None: the scheme has no such table.
     first_word_row: int | None = None
-    # The distance from which on all keys are treated alike, by what training has learned if its sequences were longer
-    # than that (0: all are); None: a formula gives every distance a value of its own.
-    saturates_at: int | None = None
     only_scales = False  # whether `rotate` only multiplies q and k by numbers, and so goes with any rotation
     # Parameters that weight decay leaves alone: those for which 0 is nothing to be drawn to. Some options have buffers
     # of these names instead.
@@ -322,8 +315,8 @@ def undecayed_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters of a model with an `Encoder` in it, as groups for any optimizer: those with weight decay and, if
-    there are any, those of `undecayed_names`."""
+    """The parameters of a model with an `Encoder` in it, as groups for any optimizer: with weight decay and, if
+    `undecayed_names` has any, without."""
     undecayed = set(undecayed_names(model))
     decayed: list[nn.Parameter] = []
     without: list[nn.Parameter] = []
@@ -352,7 +345,7 @@ def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
         raise type(error)(f"{hook} of position scheme {type(scheme).__qualname__} raised {what} ({where})") from error
 
 
-# What a mistake in a hook raises: these classes, not classes derived from them.
+# Errors that a mistake in a hook raises: these classes, not classes derived from them.
 BUGS = (
     ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError, NotImplementedError, RuntimeError,
     TypeError, UnboundLocalError, ValueError, ZeroDivisionError,
@@ -455,7 +448,7 @@ class Positions(nn.ModuleDict):
         return self.theta.to(torch.float32, copy=True)
 
     def of_layer(self, layer: int, hook: str | None = None) -> list[PositionScheme]:
-        """The schemes that act in one layer, or those of them that have a hook."""
+        """The schemes that act in one layer; with `hook`, only the schemes that have it."""
         schemes: list[Any] = []
         for name in self if hook is None else self.having[hook]:
             scheme = self[name]
@@ -465,7 +458,7 @@ class Positions(nn.ModuleDict):
     def _sum(
         self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device, *args: Any
     ) -> Tensor | None:
-        """The sum of what a hook of these schemes returns, None of nothing. shape, device: see `check`."""
+        """The sum of what a hook of these schemes returns, or None. shape, device: see `check`."""
         total = None
         for scheme in schemes:
             term = call(scheme, hook, *args)
@@ -529,7 +522,7 @@ class Positions(nn.ModuleDict):
     def _bias_and_gate(
         self, schemes: list[PositionScheme], positions: TokenPositions, bias: Tensor | None, gate: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The bias and the gate, those given combined with those of more schemes."""
+        """The given bias and gate, combined with the terms of more schemes."""
         for scheme in schemes:
             term = call(scheme, "bias", positions, self.scale) if overrides(scheme, "bias") else None
             if term is not None:
@@ -627,27 +620,6 @@ def autocast_device(device: str) -> str:
 def bounded_schemes(names: str) -> list[str]:
     """The schemes of a combination that compute at most max_positions tokens; the others compute any number."""
     return [one.name for one in parse(names) if SCHEMES[one.name].bounded]
-
-
-def beyond_training(positions: Positions, trained: int) -> list[str]:
-    """What the schemes of a model do in sequences longer than the `trained` tokens of its training, one line each.
-    `trained` counts the positions that tokens had: random ones reach farther than the sequences."""
-    lines = []
-    schemes = dict(zip(positions, positions.of_layer(0), strict=True))
-    for one in parse(positions.name):
-        scheme = schemes[one.name]
-        shared, last = scheme.saturates_at, trained - 1
-        if scheme.bounded:
-            line = f"has vectors for {positions.dims.max_positions} positions, and computes no more"
-        elif shared is None:
-            line = f"a formula continues to distances beyond {last}, which training never had"
-        elif shared <= last:
-            line = f"all distances from {shared} on share what training has learned" if shared else ""
-        else:
-            line = f"never trained for distances beyond {last}, but those up to {shared} have parameters of their own"
-        if line:
-            lines.append(f"`{one}`: {line}")
-    return lines
 
 
 def check_combination(names: str, chosen: list[NamedScheme], cls: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Bucketed, Clipped, LayerNorm, Linear, Table, at_least, per_head, positive, scaled
+from .schemes_common import Clipped, LayerNorm, Linear, Table, at_least, more_than, per_head, scaled
 from .token_positions import TokenPositions
 
 # The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
@@ -75,7 +75,7 @@ class AbsoluteDisentangled(Untied):
 
 
 @register("t5")
-class T5(Bucketed):
+class T5(PositionScheme):
     """T5 (Raffel et al., 2020) as TUPE-R uses it: a learned scalar per head and bucket of the offset, not scaled.
 
     Bidirectional: half of the buckets are for keys to the right. Distances from max_distance on share one bucket. The
@@ -91,8 +91,8 @@ class T5(Bucketed):
             raise ValueError(f"buckets must be a multiple of 4, not {buckets}")
         if max_distance <= buckets // 4:
             raise ValueError(f"max_distance must be more than buckets / 4, not {max_distance} with {buckets} buckets")
-        self.buckets, self.max_distance = at_least(4, buckets=buckets), at_least(1, max_distance=max_distance)
-        self.multiplier = positive(multiplier=multiplier)
+        self.buckets, self.max_distance = buckets, max_distance
+        self.multiplier = more_than(0, multiplier=multiplier)
         self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
 
     def bucket_of(self, offset: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class ClippedScalar(Clipped):
 
     def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
         super().__init__(dims, max_distance)
-        self.multiplier = positive(multiplier=multiplier)
+        self.multiplier = more_than(0, multiplier=multiplier)
         self.table = Table(2 * max_distance + 1, dims.heads, 0.02 / multiplier)
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
@@ -146,7 +146,10 @@ class NonParametric(PositionScheme):
 
     def __init__(self, dims: Dims, multiplier: float = 1.0):
         super().__init__(dims)
-        self.multiplier, shape = positive(multiplier=multiplier), (dims.heads, dims.max_positions, dims.max_positions)
+        self.multiplier, shape = (
+            more_than(0, multiplier=multiplier),
+            (dims.heads, dims.max_positions, dims.max_positions),
+        )
         self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
@@ -189,7 +192,7 @@ class Alibi(PositionScheme):
 
     The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose among
     three ways (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
-    sides: slopes of their own for left and right, here those of 2H heads in turn (our choice: he learns them); half:
+    sides: slopes of their own for left and right, here 2H heads' slopes in turn (our choice: he learns them); half:
     half of the heads see only the left and the others the right, each half with the slopes of H/2 heads. learned: the
     slopes are learned, as logarithms, from those values on; multiplier: of these logarithms. Raises ValueError for
     sides with half, half of an odd number of heads, and a multiplier of slopes that are not learned.
@@ -207,7 +210,7 @@ class Alibi(PositionScheme):
         self.heads, self.sides, self.one_sided = dims.heads, sides, half  # `half` is a method of modules
         if multiplier != 1 and not learned:
             raise ValueError("multiplier needs learned:True")
-        self.multiplier = positive(multiplier=multiplier)
+        self.multiplier = more_than(0, multiplier=multiplier)
         self.log_slopes = nn.Parameter(self.fixed_slopes().log() / multiplier) if learned else None
 
     @staticmethod
@@ -237,23 +240,22 @@ class Alibi(PositionScheme):
 
 
 def one_sided(logits: Tensor, offsets: Tensor) -> Tensor:
-    """[H, 2S - 1] logits, of which the first half of the heads keeps those of keys on the left, the others on the
-    right, each with the query's own."""
+    """[H, 2S - 1] logits: the first half of the heads keeps the query itself and keys on its left, the others keep the
+    query and keys on its right."""
     left, right = logits.chunk(2)
     return torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
 
 
 @register("directions")
 class Directions(PositionScheme):
-    """Dual Triangle Attention (2604.18603): the first half of the heads sees the keys up to the query, the others those
-    from it on. No other position, no parameters; alone or beside a rotation, as there.
+    """Dual Triangle Attention (2604.18603): the first half of the heads sees the keys up to the query, the others see
+    the keys from it on. It has no parameters; it stands alone or beside a rotation, as in the paper.
 
     Theirs splits each of H heads into two of half the width: a model with twice as many heads. Hidden pairs are
-    computed, too: that of their kernel takes half as many logits. Raises ValueError for an odd number of heads.
+    computed here, while their kernel computes half as many logits. Raises ValueError for an odd number of heads.
     """
 
     paper, formula = "Dual Triangle, 2026", "a_ij = 0 for j > i in half of the heads, for j < i in the others"
-    saturates_at = 0
 
     def __init__(self, dims: Dims):
         super().__init__(dims)

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from .positions import Dims, LayerContext, PositionScheme, register
 from .schemes_bias import Alibi
 from .schemes_common import (
-    LARGEST,
-    Bucketed,
     Clipped,
     LayerNorm,
     LearnedFrequencies,
@@ -70,7 +68,7 @@ class ShawSinusoidal(RelativeVectors):
 
     def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
-        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+        self.amplitude = amplitude
         self.width = len(frequencies(dims.head_dim)) * 2
 
     def vectors(self, positions: TokenPositions) -> Tensor:
@@ -87,7 +85,7 @@ class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
 
     def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
-        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+        self.amplitude = amplitude
         self.start_frequencies(dims.head_dim)
 
     def vectors(self, positions: TokenPositions) -> Tensor:
@@ -125,7 +123,7 @@ class Deberta(PositionScheme):
     def __init__(self, dims: Dims, max_distance: int = 512, std: float = 0.02):
         super().__init__(dims)
         self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
-        self.max_distance = self.saturates_at = at_least(1, max_distance=max_distance)
+        self.max_distance = at_least(1, max_distance=max_distance)
         self.table = Table(2 * max_distance, dims.width, std)
         self.q = nn.ModuleList(Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
@@ -150,7 +148,7 @@ class DebertaShared(Deberta):
 
 
 @register("deberta_v2")
-class DebertaV2(Bucketed):
+class DebertaV2(PositionScheme):
     """DeBERTa v2 and v3 (He et al., 2023), LTG-BERT and GPT-BERT: `deberta` without projections of its own.
 
     q_i . K(P_{b(i-j)}) + k_j . Q(P_{b(i-j)}), where P is layer-normed, and Q and K are the layer's own W_Q and W_K with
@@ -168,7 +166,7 @@ class DebertaV2(Bucketed):
             raise ValueError(f"buckets must be an even number, at least 4, not {buckets}")
         if max_distance <= buckets // 2 + 1:
             raise ValueError(f"max_distance must be more than buckets / 2 + 1, not {max_distance}")
-        self.buckets, self.max_distance = at_least(4, buckets=buckets), at_least(1, max_distance=max_distance)
+        self.buckets, self.max_distance = buckets, max_distance
         width = dims.input_width or dims.width
         self.table, self.norm = Table(2 * buckets - 1, width, std), LayerNorm(width)
 
@@ -230,8 +228,8 @@ class Wavelets(PositionScheme):
 
     def __init__(self, dims: Dims, scales: int = 8, amplitude: float = 1.0):
         super().__init__(dims)
-        self.scales, self.width = int(at_least(1, 64, scales=scales)), dims.head_dim
-        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+        self.scales, self.width = at_least(1, scales=scales), dims.head_dim
+        self.amplitude = amplitude
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         column = torch.arange(self.width, device=q.device)
@@ -256,8 +254,7 @@ class Cope(PositionScheme):
 
     def __init__(self, dims: Dims, positions: int = 64):
         super().__init__(dims)
-        self.positions = int(at_least(2, 10**4, positions=positions))
-        self.saturates_at = self.positions - 1  # counted tokens
+        self.positions = at_least(2, positions=positions)
         self.table = nn.Parameter(torch.zeros(2, self.positions, dims.head_dim))  # left, right
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, positive, scaled
+from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, more_than, scaled
 from .token_positions import TokenPositions
 
 
@@ -22,19 +22,19 @@ class Rope(LearnedFrequencies, PositionScheme):
     parameters.
 
     fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
-    even one, at least 2. learned: the frequencies are learned, from the fixed ones on; with heads, those of each head
-    (GRAPE-M: Zhang et al., 2025, where each layer has its own: rope:layer). local_base: that of all layers but every
-    `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: no rotation in
-    every `every`th layer, which sees all beside windows (RNoPE: Yang et al., 2025; SWAN: Puvvada et al., 2025, with
-    `log_length`).
+    even one, at least 2. learned: the frequencies are learned, from the fixed ones on; heads: each head has its own
+    (GRAPE-M: Zhang et al., 2025, where each layer has its own, too: rope:layer). local_base: the base of all layers but
+    every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: every
+    `every`th layer, which sees all beside windows, has no rotation (RNoPE: Yang et al., 2025; SWAN: Puvvada et al.,
+    2025, with `log_length`).
 
-    For sequences s times as long as those of the training, three ways, to be given after it. interpolate:s divides
-    positions by s (Chen et al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which
-    divides the lowest frequency by s and keeps the highest. yarn:s (Peng et al., 2024) divides the low frequencies
-    alone, as the authors' code does: with a ramp over the columns between those of 32 and of 1 turns within
-    the max_positions that the model had when it got the option, which stay with its weights; and multiplies q and k by
-    0.1 ln s + 1, the columns that are not rotated too (Hugging Face's scales only the rotated ones). Raises ValueError
-    for two of these, and for options that contradict each other.
+    Three options extend a trained model to sequences s times as long. interpolate:s divides positions by s (Chen et
+    al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which divides the lowest
+    frequency by s and keeps the highest. yarn:s (Peng et al., 2024) divides only the low frequencies, as the authors'
+    code does: a ramp leads from the columns that turn 32 times to the columns that turn once within max_positions. It
+    takes the max_positions that the model had when it got the option, and keeps the number with the weights. It also
+    multiplies q and k by 0.1 ln s + 1, including the columns that are not rotated (Hugging Face scales only the rotated
+    ones). Raises ValueError for two of these, and for options that contradict each other.
     """
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
@@ -46,10 +46,8 @@ class Rope(LearnedFrequencies, PositionScheme):
         heads: bool = False,
     ):  # fmt: skip
         super().__init__(dims)
-        for name, value in {"base": base, "local_base": local_base or base}.items():
-            if not value > 1:
-                raise ValueError(f"{name} must be more than 1, not {value}")
-            at_least(1, 1e30, **{name: value})
+        more_than(1, base=base)
+        more_than(1, local_base=local_base or base)
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be more than 0 and at most 1, not {fraction}")
         for name, value in {"every": every, "interpolate": interpolate, "ntk": ntk, "yarn": yarn}.items():
@@ -78,7 +76,7 @@ class Rope(LearnedFrequencies, PositionScheme):
         return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
 
     def frequencies(self, columns: int, base: float, device: torch.device) -> Tensor:
-        """[columns / 2] or [H, columns / 2], those of the training or, for longer sequences, lower ones."""
+        """[columns / 2] or [H, columns / 2]: the frequencies of training or, for longer sequences, lower ones."""
         omega = self.omega if self.learned else frequencies(columns, device, base)
         if self.interpolate > 1:
             return omega / self.interpolate
@@ -133,7 +131,7 @@ class RopeValues(Rope):
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by the angle of cos[i, m] and sin[i, m]. cos, sin:
     [L, D / 2], or for each head [H, L, D / 2], or for each sequence and head [B, H, L, D / 2]; with fewer columns, the
-    last ones of x stay. Numbers that are no cosine and sine stretch the columns, too."""
+    last ones of x stay. FoPE's sums of cosines and sines stretch the columns, too."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     columns = 2 * cos.size(-1)
     even, odd = x[..., :columns:2], x[..., 1:columns:2]
@@ -159,9 +157,7 @@ class Fope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 10000.0, std: float = 0.01, learned: bool = False):
         super().__init__(dims)
-        if not base > 1:
-            raise ValueError(f"base must be more than 1, not {base}")
-        self.base, self.width = at_least(1, 1e30, base=base), dims.head_dim
+        self.base, self.width = more_than(1, base=base), dims.head_dim
         pairs = len(frequencies(dims.head_dim))
         mixtures = torch.eye(pairs) + at_least(0, std=std) * torch.randn(2, dims.heads, pairs, pairs)
         self.register_buffer("trained", torch.tensor(dims.max_positions))
@@ -192,8 +188,8 @@ class SelectiveRope(PositionScheme):
 
     The angle of token i is omega_m times the sum of phi_hm(x_l) over the tokens l up to i; phi is a projection of the
     layer's input through `rank` numbers, each layer's own. So the phase between two tokens is the sum over those
-    between them, to the left as to the right. phi = 1 would be RoPE. The base is that of the authors' code, which also
-    projects each head's part of x, at length 1, and has a short convolution before the sum: left out here.
+    between them, to the left as to the right. phi = 1 would be RoPE. The base is the authors'. Their code also projects
+    each head's part of x, at length 1, and has a short convolution before the sum: both are left out here.
     """
 
     paper, formula = "Movahedi et al. 2026 (Selective RoPE)", "rope, by the angle omega sum_{l <= i} phi_h(x_l)"
@@ -201,10 +197,8 @@ class SelectiveRope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 500000.0, rank: int = 16):
         super().__init__(dims)
-        if not base > 1:
-            raise ValueError(f"base must be more than 1, not {base}")
-        self.base, self.heads, self.width = at_least(1, 1e30, base=base), dims.heads, dims.head_dim
-        pairs, rank = len(frequencies(dims.head_dim)), int(at_least(1, 10**4, rank=rank))
+        self.base, self.heads, self.width = more_than(1, base=base), dims.heads, dims.head_dim
+        pairs, rank = len(frequencies(dims.head_dim)), at_least(1, rank=rank)
         inputs = dims.input_width or dims.width
         self.down = nn.ModuleList(Linear(inputs, rank, bias=False) for _ in range(dims.layers))
         self.up = nn.ModuleList(Linear(rank, dims.heads * pairs, bias=False) for _ in range(dims.layers))
@@ -233,9 +227,7 @@ class Pope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 10000.0):
         super().__init__(dims)
-        if not base > 1:
-            raise ValueError(f"base must be more than 1, not {base}")
-        self.base = at_least(1, 1e30, base=base)
+        self.base = more_than(1, base=base)
         self.delta = nn.Parameter(torch.zeros(dims.heads, dims.head_dim))
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
@@ -288,11 +280,11 @@ class Urpe(Clipped):
     to 1."""
 
     paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
-    undecayed = ("table",)  # 0 is no gate that all others could be drawn to, it shuts off every token
+    undecayed = ("table",)  # decay would pull gates towards 0, which shuts off every token
 
     def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
         super().__init__(dims, max_distance)
-        self.multiplier = positive(multiplier=multiplier)
+        self.multiplier = more_than(0, multiplier=multiplier)
         self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
 
     def gate(self, positions: TokenPositions) -> Tensor:
@@ -311,7 +303,6 @@ class Window(PositionScheme):
     """
 
     paper, formula = "Warner et al. 2024 (ModernBERT)", "a_ij = 0 for |j - i| > size / 2, but in every third layer"
-    saturates_at = 0
 
     def __init__(self, dims: Dims, size: int = 128, every: int = 3):
         super().__init__(dims)

@@ -114,7 +114,6 @@ def test_command(tmp_path):
     result = CliRunner().invoke(command, words)
     assert result.exit_code == 0, result.output
     assert "| model | bits at 12 tokens | change at 48 |" in result.output
-    assert "- T5: `t5`: never trained for distances beyond 11, but those up to 91 have" in result.output
     content = json.loads((tmp_path / "out/extrapolation.json").read_text())
     assert [loss["length"] for loss in content["models"]["T5"]] == [12, 48]
     assert (tmp_path / "out/extrapolation.png").stat().st_size > 1000
