@@ -127,8 +127,8 @@ class TextEncoder:
         return len(self.symbols)
 
     def save(self, folder: str | Path, prefix: str = "") -> list[Path]:
-        """Copy the encoder's files into a folder; returns their paths there. Raises FileNotFoundError if a needed one is
-        gone."""
+        """Copy the encoder's files into a folder; returns their paths there. Raises FileNotFoundError if one that is
+        needed is gone."""
         saved = []
         for file in (self.folder / name for name in self.FILES):
             if file.is_file() or file.name in self.needed():

@@ -10,7 +10,7 @@ def is_traced() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether this runs in torch.func's `grad`, `vmap`, `jvp` and the like, which cannot take our autograd functions."""
+    """Whether this runs in torch.func's `grad`, `vmap`, `jvp` and the like. They cannot take our autograd functions."""
     return torch._C._are_functorch_transforms_active()
 
 
