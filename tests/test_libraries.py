@@ -251,31 +251,6 @@ def test_sentence_transformers(folder, tokenizer, tmp_path):
     assert scores.shape == (1,)
 
 
-def test_evaluate(folder, tmp_path):
-    """Its evaluator with a pipeline; the metric is one of its classes, because its own are scripts of the hub."""
-    evaluate, datasets = pytest.importorskip("evaluate"), pytest.importorskip("datasets")
-
-    class Accuracy(evaluate.Metric):
-        def _info(self):
-            features = datasets.Features(dict.fromkeys(["predictions", "references"], datasets.Value("int32")))
-            return evaluate.MetricInfo(description="", citation="", features=features)
-
-        def _compute(self, predictions, references):
-            return {"accuracy": sum(map(int.__eq__, map(int, predictions), map(int, references))) / len(references)}
-
-    metric = Accuracy(cache_dir=str(tmp_path))
-    assert metric.compute(predictions=[1, 0, 1], references=[1, 0, 0])["accuracy"] == 2 / 3
-    if IS_5:
-        pytest.skip("its evaluator needs transformers 4, whatever the model")
-    pipe = transformers.pipeline("text-classification", folder, trust_remote_code=True)
-    labels = [int(each["label"][-1]) for each in pipe(REVIEWS)]
-    data = datasets.Dataset.from_dict({"text": REVIEWS, "label": [*labels[:3], 1 - labels[3]]})
-    found = evaluate.evaluator("text-classification").compute(
-        pipe, data, metric=metric, label_mapping={"LABEL_0": 0, "LABEL_1": 1}
-    )
-    assert found["accuracy"] == 0.75
-
-
 # ----------------------------------------------------------------------------------------------------- the pages' code
 
 

@@ -327,7 +327,6 @@ def test_longer_than_in_training(position):
         ("rope:ntk:0.5", "tied", "rope: ntk must be at least 1"),
         ("rope:ntk:2:yarn:2", "tied", "rope: only one of interpolate, ntk and yarn"),
         ("rope:learned:True:local_base:100", "tied", "rope: learned:True has no bases"),
-        ("alibi:multiplier:5", "tied", "alibi: multiplier needs learned:True"),
         ("alibi:half:True:sides:True", "tied", "alibi: half:True needs an even number of heads.* no sides:True"),
         ("deberta_v2:buckets:7", "tied", "deberta_v2: buckets must be an even number"),
         ("deberta_v2:max_distance:100", "tied", "deberta_v2: max_distance must be more than buckets / 2"),

@@ -4,7 +4,6 @@ this file and its neighbours, which needs nothing but torch and transformers.
 B batch, L sequence length, C width, V vocabulary.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -316,9 +315,6 @@ class TupeForMaskedLM(TupeWithHead):
         num_items_in_batch: Tensor | int | None = None,
         **options: Any,
     ) -> MaskedLMOutput | tuple[Any, ...]:
-        if hasattr(self.get_input_embeddings(), "merge"):  # peft itself warns of two names of modules, not ours
-            what = "an adapter of `tokens` changes the logits when it is merged"
-            warnings.warn(f"tie_word_embeddings=True: {what}", stacklevel=2)
         out = self.features(input_ids, attention_mask, options)
         logits = self.decoder(*self.lm_head(out.last_hidden_state))
         loss = None

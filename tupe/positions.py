@@ -573,9 +573,9 @@ class Positions(nn.ModuleDict):
                 raise bad_return(scheme, "reach", reach, "None, or a whole number from 0 on")
             if nearest is None or reach < nearest:
                 nearest = reach
-        if nearest is not None and nearest >= layer.positions.span - 1 and not is_traced():
-            return None
-        return nearest
+        if nearest is None or is_traced():  # in traced code, the length must not decide
+            return nearest
+        return nearest if nearest < layer.positions.span - 1 else None
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""

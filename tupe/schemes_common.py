@@ -3,10 +3,7 @@
 B batch, L sequence length, C model width, H heads, D width of a head. The offset of key j from query i is j - i.
 
 Options that several schemes have: std, the initial standard deviation of the table; max_distance, where offsets are
-clipped; amplitude, of sinusoids; multiplier m: the scheme uses m times its table, whose initial values are 1 / m of the
-usual ones. So the first forward pass is the same for every m, but an optimizer whose steps do not depend on the size of
-the gradients (Adam) changes the term m times as fast; more at first, while gradients of the table are not large beside
-Adam's epsilon, because they are m times as large, too.
+clipped; amplitude, of sinusoids.
 """
 
 from typing import TypeVar

@@ -52,9 +52,9 @@ class Shaw(RelativeVectors):
 
     paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
 
-    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 64):
         super().__init__(dims, max_distance)
-        self.table = Table(2 * max_distance + 1, dims.head_dim, std)
+        self.table = Table(2 * max_distance + 1, dims.head_dim)
 
     def vectors(self, positions: TokenPositions) -> Tensor:
         return self.table(self.rows(positions))
@@ -99,9 +99,9 @@ class ShawValues(Clipped):
 
     paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
 
-    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 64):
         super().__init__(dims, max_distance)
-        self.table = Table(2 * max_distance + 1, dims.value_dim, std)
+        self.table = Table(2 * max_distance + 1, dims.value_dim)
 
     def value(self, weights: Tensor, layer: LayerContext) -> Tensor:
         rows = self.table(self.rows(layer.positions)).to(weights.dtype)  # [2S - 1, E]
@@ -120,11 +120,11 @@ class Deberta(PositionScheme):
     paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
     extra_terms, own_projections = 2, True
 
-    def __init__(self, dims: Dims, max_distance: int = 512, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 512):
         super().__init__(dims)
         self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
         self.max_distance = at_least(1, max_distance=max_distance)
-        self.table = Table(2 * max_distance, dims.width, std)
+        self.table = Table(2 * max_distance, dims.width)
         self.q = nn.ModuleList(Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
 
@@ -160,7 +160,7 @@ class DebertaV2(PositionScheme):
     paper, formula = "He et al. 2023", "(q_i . W_K P_{b(i-j)} + k_j . W_Q P_{b(i-j)}) / sqrt(3D)"
     extra_terms = 2
 
-    def __init__(self, dims: Dims, buckets: int = 256, max_distance: int = 512, std: float = 0.02):
+    def __init__(self, dims: Dims, buckets: int = 256, max_distance: int = 512):
         super().__init__(dims)
         if buckets < 4 or buckets % 2:
             raise ValueError(f"buckets must be an even number, at least 4, not {buckets}")
@@ -168,7 +168,7 @@ class DebertaV2(PositionScheme):
             raise ValueError(f"max_distance must be more than buckets / 2 + 1, not {max_distance}")
         self.buckets, self.max_distance = buckets, max_distance
         width = dims.input_width or dims.width
-        self.table, self.norm = Table(2 * buckets - 1, width, std), LayerNorm(width)
+        self.table, self.norm = Table(2 * buckets - 1, width), LayerNorm(width)
 
     def bucket_of(self, offset: Tensor) -> Tensor:
         """-(buckets - 1) .. buckets - 1, with the sign of the offset."""
@@ -226,17 +226,16 @@ class Wavelets(PositionScheme):
 
     paper, formula = "Oka et al. 2025", "q_i . psi((j - i - b) / a) / sqrt(D), psi Ricker's wavelet"
 
-    def __init__(self, dims: Dims, scales: int = 8, amplitude: float = 1.0):
+    def __init__(self, dims: Dims, scales: int = 8):
         super().__init__(dims)
         self.scales, self.width = at_least(1, scales=scales), dims.head_dim
-        self.amplitude = amplitude
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         column = torch.arange(self.width, device=q.device)
         shift = column // self.scales - ((self.width - 1) // self.scales) / 2
         t = (layer.positions.offsets[:, None] - shift) / 2.0 ** (column % self.scales)  # [2S - 1, D]
         vectors = (1 - t.square()) * torch.exp(-t.square() / 2)
-        return layer.positions.select(q @ scaled(vectors, self.amplitude).to(q.dtype).T)
+        return layer.positions.select(q @ vectors.to(q.dtype).T)
 
 
 @register("cope")
@@ -314,21 +313,20 @@ class Cable(ContentDecay):
 @register("grape_a")
 class GrapeA(ContentDecay):
     """GRAPE-A (Zhang et al., 2025), key-gated: ALiBi, whose slopes the keys decide, omega_h m_h softplus(u_h . k_j /
-    sqrt(D)) per token of distance, with u_h of length 1, ALiBi's slopes m and omega, which starts at 1. query: the
-    queries decide. Each layer has its own in theirs: grape_a:layer."""
+    sqrt(D)) per token of distance, with u_h of length 1, ALiBi's slopes m and omega, which starts at 1. Each layer has
+    its own in theirs: grape_a:layer."""
 
     paper, formula = "Zhang et al. 2025 (GRAPE)", "-|j - i| omega_h m_h softplus(u_h . k_j / sqrt(D))"
     undecayed = "omega", "direction"
 
-    def __init__(self, dims: Dims, query: bool = False):
+    def __init__(self, dims: Dims):
         super().__init__(dims)
-        self.query = query
         self.omega = nn.Parameter(torch.full((dims.heads,), math.log(math.e - 1)))  # softplus of it is 1
         self.direction = nn.Parameter(torch.randn(dims.heads, dims.head_dim) * dims.head_dim**-0.5)
 
     def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
-        x = (q if self.query else k).float() * q.size(-1) ** -0.5
+        x = k.float() * q.size(-1) ** -0.5
         gate = F.softplus(x @ F.normalize(self.direction.float(), dim=-1)[:, :, None])  # [B, H, L, 1]
         slope = F.softplus(self.omega.float()) * Alibi.slopes_of(len(self.omega), q.device)
         distance = (layer.positions.index - layer.positions.index[:, None]).abs()  # [L, L]
-        return distance * slope[:, None, None] * (gate if self.query else gate.transpose(2, 3))
+        return distance * slope[:, None, None] * gate.transpose(2, 3)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, more_than, scaled
+from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, more_than
 from .token_positions import TokenPositions
 
 
@@ -282,14 +282,13 @@ class Urpe(Clipped):
     paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
     undecayed = ("table",)  # decay would pull gates towards 0, which shuts off every token
 
-    def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
+    def __init__(self, dims: Dims, max_distance: int = 128):
         super().__init__(dims, max_distance)
-        self.multiplier = more_than(0, multiplier=multiplier)
-        self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
+        self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1))
 
     def gate(self, positions: TokenPositions) -> Tensor:
         by_offset = self.table[:, self.rows(positions)]  # [H, 2S - 1]
-        return positions.spread(scaled(by_offset.float(), self.multiplier))
+        return positions.spread(by_offset.float())
 
 
 @register("window")
