@@ -91,7 +91,8 @@ class Cpu(Chunking):
             is_long = k.size(2) > BLOCKED_BIAS_FROM and not torch.is_grad_enabled() and dropout == 0
             if bias is not None or is_long:
                 return attention_by_queries(q, k, v, bias, mask, scale), None
-        blocks = blocks if q.size(2) == k.size(2) else None  # not of the query [CLS] alone
+        if blocks is not None and q.size(2) != k.size(2):  # the query [CLS] alone
+            blocks = None
         return blocked_attention(q, k, v, bias, mask, scale, dropout, blocks), None
 
 
@@ -148,8 +149,8 @@ class Block(NamedTuple):
 
 
 class BlockedAttention(torch.autograd.Function):
-    """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time (see `plan_blocks`). What
-    they cut off, queries of padding, is 0.
+    """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time (see `plan_blocks`). The
+    blocks cut off queries of padding, which get 0.
 
     The backward pass needs dropout's mask, one byte per weight, and the weights: saved in v's precision if
     `saves_weights`, else computed again. It adds up the gradient of the bias over the batch block by block.
@@ -230,8 +231,8 @@ def plan_blocks(heads: int, batch: int, queries: int, keys: int, lengths: list[i
 
 
 def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[Piece]:
-    """One head after the other, so that its bias stays in the cache, or as many at a time as make one block of the
-    whole batch: where sequences are short, calls take longer than products."""
+    """Blocks of one head after the other, so that its bias stays in the cache. Where sequences are short, calls take
+    longer than products: then a block holds several heads of the whole batch."""
     step = max(1, BLOCK_LOGITS // (queries * keys))  # sequences in a block
     return [
         (hs, rows, None, (hs.stop - hs.start, rows.stop - rows.start, queries, keys))
@@ -241,12 +242,12 @@ def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[Pie
 
 
 MIN_BLOCK_LOGITS = 2**15  # logits of a block that take longer than the calls for it
-SAME_BLOCK_RATIO = 0.75  # of the longest sequence of a block: what is shorter is worth a block of its own
+SAME_BLOCK_RATIO = 0.75  # a sequence shorter than this share of a block's longest one goes into another block
 
 
 def by_length(heads: int, lengths: list[int], longest: int) -> list[Piece]:
-    """Sequences of about one length together, which are cut to the longest of them, as many as make one block of all
-    heads."""
+    """Blocks of sequences of about the same length, which are cut to the longest of them; as many as make one block of
+    all heads."""
     pieces: list[Piece] = []
     first = 0
     while first < len(lengths):

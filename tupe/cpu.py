@@ -1,4 +1,4 @@
-"""What a CPU computes faster than PyTorch's own functions: a float32 product, dropout, and the split into heads.
+"""Functions that are faster on a CPU than PyTorch's own: a float32 product, dropout, and the split into heads.
 
 B batch, L sequence length, T rows of token-wise work, H heads, D width of a head, C model width. Tests compare each
 function with its plain counterpart, and docs/dev/kernels.md has the measurement that justifies it.
@@ -64,7 +64,7 @@ def rounded_up(rows: int) -> int:
 
 
 def padded(x: Tensor) -> Tensor:
-    """x [n, k] with rows of zeros appended: `rounded_up` of them in all."""
+    """x [n, k] with rows of zeros appended, up to `rounded_up` rows."""
     rows = x.size(0)  # faster than len
     more = rounded_up(rows) - rows
     return F.pad(x, (0, 0, 0, more)) if more else x

@@ -42,15 +42,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Shared:
-    """What all layers call. Not a tuple: accelerate moves whatever tensors and modules it finds in tuples among a
-    layer's arguments to the layer's device."""
+    """What all layers call. It is not a tuple, because accelerate moves the tensors and modules that it finds in tuples
+    among a layer's arguments to the layer's device."""
 
     positions: Positions
     backend: Backend
 
 
 class LayerInputs(NamedTuple):
-    """What a layer gets beside its input: what all layers share is an argument, because no layer owns it."""
+    """A layer's arguments beside its input. What all layers share is an argument, because no layer owns it."""
 
     shared: Shared
     token_positions: TokenPositions  # where the tokens stand

@@ -268,8 +268,8 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def forward(self, hook: str, *args: Any) -> Any:
-        """A hook, called through the module where something watches its calls: see `call`. What it returns must not be
-        a parameter, or a view of one: shards are taken away when the call is over."""
+        """Calls a hook through the module, where something watches the module's calls: see `call`. The result must not
+        be a parameter, or a view of one, because shards are taken away when the call is over."""
         return getattr(self, hook)(*args)
 
     def embed(self, positions: TokenPositions) -> Tensor | None:
@@ -329,13 +329,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
-    """What a hook of a scheme returns. It is called directly, unless something watches the calls of the module, as
-    FSDP2, ZeRO-3 and accelerate's offloading do, which bring its parameters. Whatever goes wrong in a hook is told with
-    its class and its line."""
+    """The result of a scheme's hook. The hook is called directly, unless something watches the calls of the module to
+    bring its parameters, as FSDP2, ZeRO-3 and accelerate's offloading do. An error in a hook names its class and its
+    line."""
     try:
         return scheme(hook, *args) if is_watched(scheme) else getattr(scheme, hook)(*args)
     except BUGS as error:
-        if type(error) not in BUGS:  # such as torch.OutOfMemoryError, which whoever trains has an answer to
+        if type(error) not in BUGS:  # such as torch.OutOfMemoryError, which the training loop handles
             raise
         code = code_of(scheme, hook)
         frames = traceback.extract_tb(error.__traceback__)
@@ -646,6 +646,6 @@ def check_combination(names: str, chosen: list[NamedScheme], cls: str) -> None:
             raise ValueError(f"cls={cls} with position={names}: {why}")
 
 
-# The registry is full whoever asks it first. By name, because these files import this one.
+# So that the registry is full whichever file is imported first. By name, because these files import this one.
 for _file in FAMILIES:
     importlib.import_module(f"{__package__}.{_file}")

@@ -33,7 +33,7 @@ class Table(nn.Embedding):
 
 
 class Linear(nn.Linear):
-    """A projection of positions, in float32 whatever the precision of its parameters; in a layer as autocast has it."""
+    """A projection of positions, in float32 whatever the precision of its parameters. In a layer, autocast decides."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())

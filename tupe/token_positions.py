@@ -1,4 +1,4 @@
-"""Where the tokens of a sequence stand, and what is known by offset, spread over their pairs.
+"""The positions of the tokens of a sequence, and functions that bring values by offset to all pairs of tokens.
 
 L sequence length, R number of queries (L, but in a block of them), S span: offsets are -(S-1) .. S-1. The offset of key
 j from query i is the position of j minus the position of i. Position 0 is [CLS].
