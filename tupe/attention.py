@@ -44,7 +44,7 @@ def attend(
 
 
 class Batch(NamedTuple):
-    """What a backend is told of a batch, once per forward pass."""
+    """A batch, as backends see it once per forward pass."""
 
     token_positions: TokenPositions  # where the tokens stand
     dtype: torch.dtype  # of queries and keys
@@ -97,8 +97,8 @@ class Backend:
         return positions.terms(token_positions)
 
     def prepare(self, bias: Any, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
-        """What `mix` needs of a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding, or
-        None; bias may also be what the backend's `terms` returns in its place. reach: how far queries see, None:
+        """Whatever `mix` needs for a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding,
+        or None; bias may also be what the backend's `terms` returns in its place. reach: how far queries see, None:
         everything."""
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ class Backend:
 
 
 class Prepared(NamedTuple):
-    """What most backends prepare."""
+    """The result of `prepare` for most backends."""
 
     bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with the lowest number at keys that a query does not see
     gate: Tensor | None = None  # [H, L, L]

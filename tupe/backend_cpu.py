@@ -28,7 +28,7 @@ Rows = Callable[[int, int], Tensor]  # of a bias: queries first .. last-1 -> [H,
 
 
 class CpuPrepared(NamedTuple):
-    """What the CPU's backend needs of a layer beside q, k and v."""
+    """The result of `Cpu.prepare`: a layer's data beside q, k and v."""
 
     # [H, R, K], or [n, R, K] for all heads alike; for long sequences without gradients, a function
     bias: Tensor | Rows | None

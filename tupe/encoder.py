@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Shared:
-    """What all layers call. It is not a tuple, because accelerate moves the tensors and modules that it finds in tuples
-    among a layer's arguments to the layer's device."""
+    """The objects that all layers call. It is not a tuple, because accelerate moves the tensors and modules that it
+    finds in tuples among a layer's arguments to the layer's device."""
 
     positions: Positions
     backend: Backend
@@ -201,7 +201,7 @@ class GatedAttentionLayer(nn.Module):
         return q, k, v
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """As `TransformerLayer.forward`."""
+        """The same shapes as `TransformerLayer.forward`."""
         mixed = inputs.attend(x, self)  # [B, 1, L, E]
         mixed, x = inputs.outputs(mixed.squeeze(1)), inputs.residual(x)
         y = self.out(F.silu(self.u(x)) * mixed)

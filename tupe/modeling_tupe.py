@@ -58,8 +58,8 @@ class TupePreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, *args: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> "TupePreTrainedModel | tuple[TupePreTrainedModel, dict[str, Any]]":
-        """What the files lack starts as in a new model: transformers allocates it, but initialises only what it
-        knows."""
+        """Parameters that the files lack start as in a new model: transformers allocates them, but initialises only
+        modules that it knows."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         changed = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
         if missing := {*info["missing_keys"], *changed}:

@@ -248,8 +248,8 @@ def is_blank(text: str) -> bool:
 
 
 def _context(next_char: str) -> str:
-    """What Moses distinguishes in the word after "word.": it starts with a lower-case letter ("a"), with a digit ("0"),
-    or with anything else, or there is none ("X")."""
+    """The kind of the word after "word.", as Moses distinguishes them: it starts with a lower-case letter ("a"), with a
+    digit ("0"), or with anything else, or there is no such word ("X")."""
     if "0" <= next_char <= "9":
         return "0"
     return "a" if next_char and _moses().islower(next_char) else "X"

@@ -229,7 +229,7 @@ def outside_of_layers(*_: Any) -> Any:
 
 
 class LayerContext(NamedTuple):
-    """What the hooks that run in a layer are told of it."""
+    """A layer, as the hooks that run in it see it."""
 
     index: int  # type: ignore[assignment]  # hides a method of tuples that nobody calls
     positions: TokenPositions
@@ -365,7 +365,7 @@ def code_of(scheme: PositionScheme, hook: str) -> CodeType:
     return code
 
 
-# What hooks return, for messages; R differs from L where a sequence is so long that its queries are taken in blocks.
+# The shapes of hooks' results, for errors; R differs from L where a long sequence's queries are computed in blocks.
 SHAPES = {
     "embed": "[L, C]",
     "bias": "[H, R, L], R the `positions.queries`",
@@ -380,8 +380,8 @@ HOOKS = (*SHAPES, "reach")
 
 
 def check(term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """What a scheme's hook returned. Raises ValueError, naming the class, for another shape, for numbers that are not
-    floats, and for another kind of device. shape, device: those that are valid."""
+    """Returns the result of a scheme's hook. Raises ValueError, naming the class, for another shape, for numbers that
+    are not floats, and for another kind of device. shape, device: the valid ones."""
     if not isinstance(term, Tensor):
         wrong: Any = type(term).__name__
     elif term.shape != shape:

@@ -1,4 +1,4 @@
-"""What several position encodings have in common: tables and their options, offsets, sinusoids.
+"""Parts that several position encodings share: tables and their options, offsets, sinusoids.
 
 B batch, L sequence length, C model width, H heads, D width of a head. The offset of key j from query i is j - i.
 

@@ -72,7 +72,7 @@ class Rope(LearnedFrequencies, PositionScheme):
             self.start_frequencies(self.columns(dims.head_dim), base, dims.heads if heads else 0)
 
     def columns(self, width: int) -> int:
-        """How many columns of vectors of this width are rotated."""
+        """The number of rotated columns of vectors of this width."""
         return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
 
     def frequencies(self, columns: int, base: float, device: torch.device) -> Tensor:

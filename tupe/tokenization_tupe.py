@@ -17,8 +17,9 @@ from .text import PaperText
 
 
 def _slices(part: Any, borders: list[tuple[int, int]], first: int = 0) -> list[Any]:
-    """What stands between the borders, which count from `first`. The library counts the characters of a text from its
-    start for every slice of it, which for many words takes quadratic time, and halves of halves do not."""
+    """The slices of a text between borders, which count from `first`. The library counts the characters of a text from
+    its start for every slice, which takes quadratic time for many words; so the text is halved first, again and
+    again."""
     half = len(borders) // 2
     if not half:
         return [part[start - first : end - first] for start, end in borders]
@@ -33,7 +34,7 @@ NEXT_WORD = re.compile("\x1f[a0X]$")
 
 
 class PaperWords:
-    """What the library `tokenizers` calls for the words of a text, and for the text of pieces: `PaperText` does both.
+    """Called by the library `tokenizers` for the words of a text, and for the text of pieces; `PaperText` does both.
     later: returns the tokens that were added to the vocabulary, with their ids."""
 
     def __init__(self, text: PaperText, later: Callable[[], dict[str, int]]):

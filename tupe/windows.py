@@ -88,7 +88,7 @@ CHUNK = 128  # fewest queries of a chunk: with fewer, keys and values are copied
 
 
 class InChunks(NamedTuple):
-    """What `Windowed` prepares of a layer with a window that pays."""
+    """The result of `Windowed.prepare` for a layer whose window saves work."""
 
     window: Chunks
     near: Any  # what the backend prepared of the chunks
@@ -99,7 +99,7 @@ class Chunking(Backend):
     """A backend that `Windowed` can use."""
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> Any:
-        """What `mix` needs of a window's n chunks: bias [H n or n, c, K], mask [B, n, 1, K] or None."""
+        """Whatever `mix` needs for a window's n chunks: bias [H n or n, c, K], mask [B, n, 1, K] or None."""
         raise NotImplementedError
 
 
