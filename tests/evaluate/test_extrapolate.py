@@ -123,7 +123,7 @@ def test_command(tmp_path):
     words[0] = f"ALiBi={tmp_path}/random/checkpoint_last.pt"
     result = CliRunner().invoke(command, [*words, "--draws=3"])
     assert result.exit_code == 0, result.output
-    assert "- ALiBi: scored with random positions of 24, as trained: 3 draws; `alibi`: " in result.output
+    assert "- ALiBi: scored with random positions of 24, as trained: 3 draws\n" in result.output
     rows = [line.split(" | ") for line in result.output.splitlines() if line.startswith("| ALiBi")]
     assert [row[0] for row in rows] == ["| ALiBi", "| ALiBi, positions 0, 1, 2, ..."]
     assert rows[0][2].startswith("–") and not rows[1][2].startswith("–") and rows[0][1] != rows[1][1]
