@@ -1,6 +1,5 @@
 """What users of transformers and of the libraries around it do with an export: a folder with the model's code, in
-which neither this package nor fairseq is needed. Each test is a row of docs/libraries.md, see libraries.py, and runs
-where its library is."""
+which neither this package nor fairseq is needed. Each test runs where its library is; docs/libraries.md has results."""
 
 import importlib
 import json
@@ -63,11 +62,6 @@ def logits(model, *inputs, **options):
         return model(*inputs, **options)[0]
 
 
-def scheme_names(model):
-    """Of the code in the folder."""
-    return sys.modules[type(model.config).__module__].SCHEMES
-
-
 # --------------------------------------------------------------------------------------------------------- transformers
 
 
@@ -78,12 +72,6 @@ def test_auto_classes(folder, tokenizer):
     choices = {name: value[None] for name, value in text.items()}
     assert logits(load("AutoModelForMultipleChoice", folder), **choices).shape == (1, len(REVIEWS))
     assert load("AutoConfig", folder).model_type == "tupe"
-
-
-@pytest.mark.parametrize("head", ["CausalLM", "NextSentencePrediction", "PreTraining"])
-def test_heads_that_do_not_exist(head, folder):
-    with pytest.raises(ValueError, match="Unrecognized configuration class"):
-        load(f"AutoModelFor{head}", folder)
 
 
 def test_pipelines(folder, tokenizer):
@@ -164,19 +152,19 @@ def test_precisions_and_places(folder, model):
         assert torch.equal(logits(load("AutoModelForMaskedLM", folder, **options).eval(), ids), expected)
 
 
-def test_every_scheme_of_the_folder(folder, model, tmp_path):
-    """Another position in the configuration; made, saved and loaded."""
+@pytest.mark.parametrize("position", ["nopos", "shaw+t5:layer", "deberta", "fope", "rope:learned:True+window:size:8"])
+def test_another_position_in_the_configuration(position, folder, tmp_path):
+    """Made, saved and loaded by the code in the folder: without parameters, with several modules, with buffers."""
     ids = torch.randint(3, 40, (2, 20))
     small = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    for number, position in enumerate(scheme_names(model)):
-        config = load("AutoConfig", folder, position=position, cls_position="tied", **small)
-        other = transformers.AutoModelForMaskedLM.from_config(config, trust_remote_code=True).eval()
-        other.save_pretrained(tmp_path / f"scheme_{number}")
-        again = load("AutoModelForMaskedLM", tmp_path / f"scheme_{number}").eval()
-        assert again.config.position == position
-        for name, value in other.state_dict().items():
-            assert torch.equal(again.state_dict()[name], value), (position, name)
-        assert torch.equal(logits(again, ids), logits(other, ids))
+    config = load("AutoConfig", folder, position=position, cls_position="tied", **small)
+    model = transformers.AutoModelForMaskedLM.from_config(config, trust_remote_code=True).eval()
+    model.save_pretrained(tmp_path)
+    again = load("AutoModelForMaskedLM", tmp_path).eval()
+    assert again.config.position == model.config.position
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+    assert torch.equal(logits(again, ids), logits(model, ids))
 
 
 @pytest.mark.thorough
@@ -252,36 +240,11 @@ def test_sentence_transformers(folder, tokenizer, tmp_path):
     assert scores.shape == (1,)
 
 
-def test_evaluate(folder, tmp_path):
-    """Its evaluator with a pipeline; the metric is one of its classes, because its own are scripts of the hub."""
-    evaluate, datasets = pytest.importorskip("evaluate"), pytest.importorskip("datasets")
-
-    class Accuracy(evaluate.Metric):
-        def _info(self):
-            features = datasets.Features(dict.fromkeys(["predictions", "references"], datasets.Value("int32")))
-            return evaluate.MetricInfo(description="", citation="", features=features)
-
-        def _compute(self, predictions, references):
-            return {"accuracy": sum(map(int.__eq__, map(int, predictions), map(int, references))) / len(references)}
-
-    metric = Accuracy(cache_dir=str(tmp_path))
-    assert metric.compute(predictions=[1, 0, 1], references=[1, 0, 0])["accuracy"] == 2 / 3
-    if IS_5:
-        pytest.skip("its evaluator needs transformers 4, whatever the model")
-    pipe = transformers.pipeline("text-classification", folder, trust_remote_code=True)
-    labels = [int(each["label"][-1]) for each in pipe(REVIEWS)]
-    data = datasets.Dataset.from_dict({"text": REVIEWS, "label": [*labels[:3], 1 - labels[3]]})
-    found = evaluate.evaluator("text-classification").compute(
-        pipe, data, metric=metric, label_mapping={"LABEL_0": 0, "LABEL_1": 1}
-    )
-    assert found["accuracy"] == 0.75
-
-
 # ----------------------------------------------------------------------------------------------------- the pages' code
 
 
 CHECKS = {
-    "transformers": "assert len(best) == 5 and terms.shape == (4, 64, 64) and small(**text).logits.isfinite().all()",
+    "transformers": "assert len(best) == 5 and terms.shape == (4, 64, 64)",
     "bertviz": "assert '<script' in page.data.lower()",
     "minicons": """
 model = AutoModelForMaskedLM.from_pretrained("models/tupe_r_mini").eval()
@@ -311,14 +274,3 @@ def test_the_page_s_code(library, tmp_path):
     command = [sys.executable, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-@pytest.mark.slow
-def test_the_table_is_what_was_run(tmp_path):
-    """But for its date. LIBRARIES names a folder of environments to keep; else they are made here (an hour)."""
-    import libraries
-
-    committed = (ROOT / "docs" / "libraries.md").read_text(encoding="utf-8")
-    found = libraries.page(Path(os.environ.get("LIBRARIES", tmp_path)))
-    date = re.compile(r"Run on [\d-]+")
-    assert date.sub("", found) == date.sub("", committed), found

@@ -13,21 +13,17 @@ from tupe.attention import NORMALISERS
 from tupe.encoder import BLOCKS, Encoder
 from tupe.positions import (
     SHAPES,
-    SIZES,
     Dims,
     LayerContext,
     Positions,
     PositionScheme,
-    beyond_training,
     canonical,
     load_scheme_file,
-    options_of,
     overrides,
     parse,
     register,
 )  # fmt: skip
 from tupe.schemes import SCHEMES
-from tupe.schemes_absolute import NoPosition
 from tupe.token_positions import TokenPositions, draw_positions
 
 B, L, H, D, PAD = 2, 9, 2, 4, 1
@@ -76,9 +72,9 @@ def test_theta1_matters_only_without_a_denominator(normaliser):
 
 # ---- properties of the whole registry ----
 
-SETTINGS = [(n, "tied") for n in NAMES] + [(n, "untied") for n in UNTIEABLE] + [(n, "tied") for n in COMBINATIONS]
-SETTINGS += [("untied+t5", "untied"), ("absolute+t5", "tied"), ("untied+t5", "zero"), ("shaw", "zero")]
-SETTINGS += [("t5+shaw+window:size:4", "untied")]
+SETTINGS = [(n, "untied" if n in UNTIEABLE else "tied") for n in NAMES] + [(n, "tied") for n in COMBINATIONS]
+SETTINGS += [(n, "tied") for n in ("untied", "absolute_d", "shaw_values", "window:size:4", "absolute+t5")]
+SETTINGS += [("untied+t5", "untied"), ("t5+shaw+window:size:4", "untied"), ("untied+t5", "zero"), ("shaw", "zero")]
 everywhere = pytest.mark.parametrize(("position", "cls"), SETTINGS, ids=lambda x: x)
 
 
@@ -129,7 +125,7 @@ def test_padding_changes_nothing(position, cls, block, normaliser):
     torch.testing.assert_close(model(other)[0][1], both[1], rtol=1e-9, atol=1e-9)  # nor do the other rows of the batch
 
 
-AGAIN = [("untied+t5", "untied"), ("rope", "tied"), ("deberta", "tied"), ("shaw+shaw_values", "tied")]
+AGAIN = [("untied+t5", "untied"), ("shaw+shaw_values", "tied")]
 
 
 @pytest.mark.parametrize(
@@ -175,9 +171,9 @@ def test_state_dict_round_trip(position, cls):
 
 
 @everywhere
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_finite_in_half_precision(position, cls, dtype):
-    model = encoder(position, cls).to(dtype)
+def test_finite_in_float16(position, cls):
+    """Whose range is small; that of bfloat16 is float32's."""
+    model = encoder(position, cls).half()
     padded = tokens()
     padded[1, 6:] = PAD
     out, _ = model(padded)
@@ -306,48 +302,6 @@ def test_longer_than_in_training(position):
             assert ours is None or torch.allclose(ours[:, :16, :16], theirs, atol=1e-5)
 
 
-def farthest_difference(position, length=41):
-    """The distance from which on a middle token treats all keys to its right alike: its logits and gates for equal
-    tokens, observed."""
-    positions = scramble(Positions(position, DIMS).double())
-    rows = positions.token_positions(length)
-    layer = LayerContext(1, rows, lambda rows: [rows.unflatten(2, (H, D)).transpose(1, 2).double()] * 3)
-    q, k = torch.randn(2, 1, H, 1, D, dtype=torch.float64).expand(-1, -1, -1, length, -1)
-    bias, gate = positions.terms(length)[1]
-    turned_q, turned_k, _ = positions.rotate(q, k, k, layer)
-    logits = turned_q @ turned_k.transpose(2, 3)
-    for term in (positions.content(q, k, layer), bias):
-        logits = logits if term is None else logits + term
-    logits = logits if gate is None else logits * gate
-    values = logits[0, :, length // 2, length // 2 :]  # [H, 21], by distance
-    different = (values - values[:, -1:]).abs().amax(0) > 1e-9
-    return int(different.nonzero().max()) + 1 if different.any() else 0
-
-
-@pytest.mark.parametrize(
-    "position",
-    ["nopos", "window:size:4", "t5:buckets:8:max_distance:8", "clipped:max_distance:5", "factored:max_distance:5",
-     "urpe:max_distance:5", "shaw:max_distance:5", "shaw_sinusoidal:max_distance:5", "deberta:max_distance:5",
-     "deberta_v2:buckets:6:max_distance:8", "alibi", "kerple", "fire", "cpb", "transformer_xl", "rope"],
-)  # fmt: skip
-def test_distances_that_are_treated_alike(position):
-    torch.manual_seed(0)
-    (scheme,) = Positions(position, DIMS).values()
-    expected = 20 if scheme.saturates_at is None else scheme.saturates_at  # the last but one differs from the last
-    assert farthest_difference(position) == expected
-
-
-def test_what_happens_beyond_training():
-    positions = Positions("untied+t5:max_distance:20+fire+window:size:4", DIMS)
-    untied, t5, fire = beyond_training(positions, 16)
-    assert untied == "`untied`: has vectors for 16 positions, and computes no more"
-    never = "never trained for distances beyond 15, but those up to 18 have parameters of their own"
-    assert t5 == f"`t5:max_distance:20`: {never}"
-    assert fire == "`fire`: a formula continues to distances beyond 15, which training never had"
-    (enough,) = beyond_training(Positions("t5", DIMS), 92)
-    assert enough == "`t5`: all distances from 91 on share what training has learned"
-
-
 # ---- errors ----
 
 
@@ -357,37 +311,28 @@ def test_what_happens_beyond_training():
         ("xyzzy", "tied", "valid, joined by '\\+': absolute, "),
         ("untyed", "tied", "unknown position scheme 'untyed' in 'untyed'; did you mean 'untied'"),
         ("t5+RoPE:base:10", "tied", "did you mean 'rope'"),
-        ("ALiBi", "tied", "did you mean 'alibi'"),
         ("tupe_r", "tied", r"tupe_r is an architecture; give --arch tupe_r, or --position untied\+t5 --cls untied"),
         ("BERT-A_mini", "tied", "give --arch bert_a_mini, or --position absolute$"),
-        ("modernbert", "tied", "give --arch modernbert$"),
         ("untied+untied", "tied", "repeated"),
         ("untied:head", "tied", r"unknown option 'head' of untied .*valid .*: layer, norm:True, std:0.02"),
-        ("untied:norm", "tied", "norm must be True or False"),
         ("untied:norm:no", "tied", "norm must be True or False"),
         ("untied:norm:False:norm:False", "tied", "norm of untied is repeated"),
         ("t5:buckets:3.5", "tied", "buckets must be a whole number"),
         ("t5:buckets:30", "tied", "t5: buckets must be a multiple of 4, not 30"),
         ("t5:max_distance:8", "tied", "t5: max_distance must be more than buckets / 4"),
         ("t5:multiplier:0", "tied", "t5: multiplier must be more than 0"),
-        ("t5:multiplier:1e-300", "tied", "multiplier must be a number, 0 or from 1e-16 to 1e16 in size"),
-        ("t5:multiplier:1e-10", "tied", "t5: multiplier must be at least 1e-06, not 1e-10"),
-        ("t5:max_distance:2000000", "tied", "max_distance must be a whole number up to 1000000"),
         ("rope:base:nan", "tied", "base must be a number"),
         ("rope:base:1", "tied", "rope: base must be more than 1"),
         ("rope:fraction:0", "tied", "rope: fraction must be more than 0 and at most 1"),
         ("rope:ntk:0.5", "tied", "rope: ntk must be at least 1"),
         ("rope:ntk:2:yarn:2", "tied", "rope: only one of interpolate, ntk and yarn"),
         ("rope:learned:True:local_base:100", "tied", "rope: learned:True has no bases"),
-        ("alibi:multiplier:5", "tied", "alibi: multiplier needs learned:True"),
         ("alibi:half:True:sides:True", "tied", "alibi: half:True needs an even number of heads.* no sides:True"),
         ("deberta_v2:buckets:7", "tied", "deberta_v2: buckets must be an even number"),
         ("deberta_v2:max_distance:100", "tied", "deberta_v2: max_distance must be more than buckets / 2"),
         ("fire:threshold:0", "tied", "fire: threshold must be at least 1"),
         ("window:size:1", "tied", "window: size must be at least 2"),
         ("window:every:1", "tied", r"window: every must be 0 \(no layer is global\), or 2 or more, not 1"),
-        ("nopos+window", "tied", "cannot be combined"),
-        ("window:layer", "tied", "window has no parameters; it cannot be per layer"),
         ("clipped:max_distance:0", "tied", "clipped: max_distance must be at least 1"),
         ("absolute:std:-1", "tied", "absolute: std must be at least 0"),
         ("absolute:gain:0.1", "tied", "needs norm:True"),
@@ -395,15 +340,10 @@ def test_what_happens_beyond_training():
         ("nopos+t5", "tied", "cannot be combined"),
         ("rope+rope_values", "tied", "both rotate"),
         ("absolute:layer", "tied", "cannot be per layer"),
-        ("nopos:layer", "tied", "nopos has no parameters; it cannot be per layer"),
-        ("t5+alibi:layer", "tied", "alibi has no parameters; it cannot be per layer"),
-        ("shaw_sinusoidal:layer", "tied", "shaw_sinusoidal has no parameters; it cannot be per layer"),
         ("deberta:layer", "tied", "deberta has projections of its own in every layer already"),
-        ("log_length:layer", "tied", "log_length has projections of its own in every layer already"),
         ("rope:layer", "tied", "rope has no parameters; it cannot be per layer"),
         ("rope:heads:True", "tied", "rope: heads:True needs learned:True"),
         ("absolute", "untied", "attention has no position term"),
-        ("nopos", "untied", "attention has no position term"),
         ("absolute", "zero", "cls=zero .* no position term"),
         ("rope+t5", "untied", "no term to drop"),
     ],
@@ -411,22 +351,6 @@ def test_what_happens_beyond_training():
 def test_refusals_give_the_reason(names, cls, message):
     with pytest.raises(ValueError, match=message):
         Positions(names, DIMS, cls)
-
-
-@pytest.mark.parametrize("text", ["-1e300", "-1e30", "1e-300", "1e30", "1e300", "-1" + "0" * 30, "1" + "0" * 30])
-@pytest.mark.parametrize(
-    "option", [f"{name}:{key}" for name, cls in SCHEMES.items() for key in options_of(cls) if cls is not NoPosition]
-)
-def test_no_value_of_an_option_makes_nan(option, text):
-    """What would is refused by the class, before anything is computed."""
-    name, key = option.split(":")
-    beside = {"alibi:multiplier": ":learned:True", "absolute:gain": ":norm:True"}.get(option, "")
-    try:
-        model = encoder(f"{option}:{text}{beside}")
-    except ValueError as error:
-        assert f"{key} must be " in str(error) or "must be more than buckets" in str(error)
-    else:
-        assert model.float()(tokens())[0].isfinite().all()
 
 
 @pytest.mark.parametrize("position", ["rope", "rope_values", "rope:learned:True", "sinusoidal", "shaw_sinusoidal"])
@@ -631,16 +555,17 @@ HOOKS = [
     ("unrotate", r"\[2, 2, 9, 8\]"),
 ]  # fmt: skip
 WRONG = {
-    "no axis": (lambda x: x[0], r"\["),
     "another length": (lambda x: x[..., :1], r"\[.*1\]"),
+    "no axis": (lambda x: x[0], r"\["),
     "whole numbers": (lambda x: x.long(), "torch.int64"),
     "another device": (lambda x: x.to("meta"), "a tensor on meta"),
     "a number": (lambda x: 0.0, "float"),
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.parametrize(("hook", "shape"), HOOKS)
+@pytest.mark.parametrize(
+    ("hook", "shape", "wrong"), [(*HOOKS[1], wrong) for wrong in WRONG] + [(*case, "another length") for case in HOOKS]
+)
 def test_what_hooks_return_is_checked(hook, shape, wrong, own):
     """With the name of the class, what it returned, and what is valid."""
     change, got = WRONG[wrong]
@@ -677,16 +602,6 @@ def test_untied_cls_needs_logits(own):
     own.returns = {"cls_bias": lambda x: None}
     with pytest.raises(ValueError, match=r"^cls_bias of position scheme Mine returned None; valid: \[2, H\] \(.*\)$"):
         encoder("own", "untied")(tokens())
-
-
-@pytest.mark.parametrize("cls", ["tied", "untied"])
-@pytest.mark.parametrize("shape", [(1, L, L), (L, L)])
-def test_a_bias_for_all_heads_alike_is_refused_whatever_the_cls(shape, cls, own):
-    for hook in ("rotate", "embed", "content", "gate", "value", "unrotate", "reach"):
-        setattr(own, hook, getattr(PositionScheme, hook))
-    own.returns = {"bias": lambda x: torch.zeros(shape)}
-    with pytest.raises(ValueError, match=r"bias of position scheme Mine returned \[.*; valid: \[2, 9, 9\] floats"):
-        encoder("own", cls)(tokens())
 
 
 def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch):
@@ -814,7 +729,8 @@ def test_a_wrong_number_of_real_tokens_is_refused():
         assert model(batch, num_tokens=18)[0].shape == (B, L, 16)
 
 
-TRANSFORMED = [(position, {}) for position in [*NAMES, "untied+t5"]] + [
+EVERYDAY = ("untied", "t5", "shaw_values", "deberta_v2", "cope", "selective_rope", "urpe", "window:size:4")
+TRANSFORMED = [pytest.param(n, {}, marks=() if n in EVERYDAY else pytest.mark.thorough) for n in NAMES] + [
     ("untied+t5", {name: value}) for name, valid in (("normaliser", NORMALISERS), ("block", BLOCKS)) for value in valid
 ]
 
@@ -843,9 +759,8 @@ def test_gradients_of_each_sequence_by_torch_func(position, options):
 
 
 @pytest.mark.parametrize("path", ["auto", "plain"])
-@pytest.mark.parametrize("position", NAMES)
-def test_no_tokens(position, path):
-    model = encoder(position, attention=path).float()
+def test_no_tokens(path):
+    model = encoder("untied+t5", attention=path).float()
     for shape in ((0, 5), (2, 0), (0, 0)):
         features, hiddens = model(tokens(*shape[::-1]), return_all_hiddens=True)
         assert features.shape == (*shape, 16) and [h.shape for h in hiddens] == [(*shape, 16)] * 3
@@ -867,52 +782,17 @@ def test_sizes_without_meaning():
         encoder("untied", block="gau", activation_dropout=0.1)
 
 
-def test_the_order_of_names_does_not_depend_on_which_family_is_imported_first():
+def test_the_order_of_names_does_not_depend_on_which_file_is_imported_first():
     first_of_bias = next(name for name, cls in SCHEMES.items() if cls.__module__ == "tupe.schemes_bias")
     late = type("Late", (PositionScheme,), {"__module__": "tupe.schemes_absolute"})
     try:
         register("late")(late)
         assert canonical(f"t5+{first_of_bias}+late") == f"late+{first_of_bias}+t5"
-    finally:
-        del SCHEMES["late"]
-
-
-@pytest.mark.parametrize(
-    "name", [f"{name}:{o.name}" for name, c in SCHEMES.items() for o in options_of(c).values() if o.annotation is float]
-)
-def test_any_number_that_an_option_takes_can_be_computed(name):
-    """The smallest and the largest in size are refused by their scheme, or give finite outputs and gradients."""
-    tokens = torch.tensor([[0, 5, 6, 7, 8, 2]])
-    name = name.replace("alibi:", "alibi:learned:True:").replace(":gain", ":norm:True:gain")
-    for value in SIZES[float]:
-        try:
-            encoder = Encoder(9, 1, 2, position=f"{name}:{value}", layers=1, width=16, heads=2, ffn=16, max_positions=8)
-        except ValueError as error:
-            assert "must be" in str(error)
-            continue
-        output = encoder(tokens)[0]
-        output.square().sum().backward()
-        assert output.isfinite().all()
-        assert all(p.grad.isfinite().all() for p in encoder.parameters() if p.grad is not None), value
-    for beyond in (1e-300, 1e-30, 1e30, 1e300):
-        with pytest.raises(ValueError, match="must be a number, 0 or from 1e-16 to 1e16 in size"):
-            canonical(f"{name}:{beyond}")
-
-
-def test_a_rotation_of_an_odd_head_is_refused_when_it_is_built():
-    for name in ("rope", "rope:learned:True", "rope_values"):
-        with pytest.raises(ValueError, match="need an even width, not 65"):
-            Positions(name, Dims(8, 130, 2, 1, 65, 65))
-    Positions("rope:fraction:0.5", Dims(8, 130, 2, 1, 65, 65))
-
-
-def test_the_order_of_names_does_not_depend_on_which_own_file_is_imported_first():
-    try:
-        for name in ("zebra", "antelope"):
+        for name in ("zebra", "antelope"):  # of users, in whichever order their files are imported
             register(name)(type(name, (PositionScheme,), {"__module__": "mine"}))
         assert canonical("zebra+antelope+t5") == "t5+antelope+zebra"
     finally:
-        for name in ("zebra", "antelope"):
+        for name in ("late", "zebra", "antelope"):
             SCHEMES.pop(name, None)
 
 

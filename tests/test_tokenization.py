@@ -6,6 +6,9 @@ import pickle
 
 import pytest
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from test_normaliser import MANY, WORDS
 
 from tupe.text import PaperText
 from tupe.tokenization_tupe import TupeTokenizer, _slices
@@ -13,6 +16,7 @@ from tupe.tokenization_tupe import TupeTokenizer, _slices
 FOLDER = "models/tupe_r_mini"
 TEXT = "Nobody in town didn't like the “Times”. Mr. Smith’s café — http://example.org/x, ½ and 中 <mask>'s dog. <s>"
 CONTEXT = "The river runs through the old town. It was painted by Henri Matisse in 1905, again and again, they say."
+GIVEN = [word for word in WORDS if word.isprintable()]
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +90,25 @@ def test_windows_with_stride_hold_the_whole_text(tokenizer):
 
 
 def test_given_words_keep_their_numbers(tokenizer):
-    """As `run_ner` aligns labels."""
-    words = ["EU", "rejects", "German-style", "call", "–", "Müller"]
-    encoding = tokenizer(words, is_split_into_words=True)
-    ids = encoding.word_ids()
-    assert [*dict.fromkeys(ids[1:-1])] == [*range(len(words))] and ids[0] is ids[-1] is None
-    for n, word in enumerate(words):
-        assert [i for i, w in zip(encoding["input_ids"], ids, strict=True) if w == n] == tokenizer.text.encode(word)
+    """As `run_ner` aligns labels: the words of a text are cut as in the text, "Mr." before a name as one token."""
+    text = "EU rejects Mr. Müller 's German-style call – at 5 p.m. in No. 10 , he said . They sang ."
+    words = text.split()
+    rows = tokenizer([words, words[:3]], is_split_into_words=True, return_offsets_mapping=True)
+    for row, some in enumerate((words, words[:3])):
+        ids, numbers = rows["input_ids"][row], rows.word_ids(row)
+        assert ids == tokenizer(" ".join(some))["input_ids"]
+        assert [*dict.fromkeys(numbers[1:-1])] == [*range(len(some))] and numbers[0] is numbers[-1] is None
+        for number, (start, end) in zip(numbers[1:-1], rows["offset_mapping"][row][1:-1], strict=True):
+            assert 0 <= start < end <= len(some[number])
+    assert rows["input_ids"][1] != rows["input_ids"][0][: len(rows["input_ids"][1])]  # its "Mr." ends a sentence
+    pair = tokenizer(words, words[:3], is_split_into_words=True)["input_ids"]
+    assert pair == tokenizer(text, " ".join(words[:3]))["input_ids"]
+
+
+@MANY
+@given(words=st.lists(st.sampled_from(GIVEN), min_size=1))
+def test_given_words_are_cut_as_in_their_text(words, tokenizer):
+    assert tokenizer(words, is_split_into_words=True)["input_ids"] == tokenizer(" ".join(words))["input_ids"]
 
 
 def test_whole_words_are_masked(tokenizer):

@@ -44,7 +44,7 @@ def attend(
 
 
 class Batch(NamedTuple):
-    """What a backend is told of a batch, once per forward pass."""
+    """A batch, as backends see it once per forward pass."""
 
     token_positions: TokenPositions  # where the tokens stand
     dtype: torch.dtype  # of queries and keys
@@ -97,9 +97,9 @@ class Backend:
         return positions.terms(token_positions)
 
     def prepare(self, bias: Any, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
-        """What `mix` needs of a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding, or
-        None each; or of `terms`, what a backend has in place of a bias.
-        reach: how far queries see, None: everything."""
+        """Whatever `mix` needs for a layer beside q, k and v. bias, gate: [H, L, L] float32, without regard to padding,
+        or None; bias may also be what the backend's `terms` returns in its place. reach: how far queries see, None:
+        everything."""
         raise NotImplementedError
 
     def for_outputs(self, output_indices: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
@@ -114,7 +114,7 @@ class Backend:
 
 
 class Prepared(NamedTuple):
-    """What most backends prepare."""
+    """The result of `prepare` for most backends."""
 
     bias: Tensor | None = None  # [H, L, L], or [B, H, L, L] with the lowest number at keys that a query does not see
     gate: Tensor | None = None  # [H, L, L]
@@ -162,8 +162,8 @@ class Plain(Backend):
 
 
 class Recorder(Plain):
-    """The plain backend, which keeps of every layer that it computes the weights [B, H, L, L] and the two parts of
-    their logits: that of the words [B, H, L, L] and that of only the positions [H, L, L], both multiplied by the scale.
+    """The plain backend, which keeps every layer's weights [B, H, L, L] and the two parts of their logits, both
+    multiplied by the scale: the part of the words [B, H, L, L] and the part of the positions alone [H, L, L].
     The one way to see weights: `encoder(tokens, backend=Recorder(encoder.normaliser))`."""
 
     def __init__(self, normaliser: str):

@@ -28,12 +28,12 @@ Rows = Callable[[int, int], Tensor]  # of a bias: queries first .. last-1 -> [H,
 
 
 class CpuPrepared(NamedTuple):
-    """What the CPU's backend needs of a layer beside q, k and v."""
+    """The result of `Cpu.prepare`: a layer's data beside q, k and v."""
 
     # [H, R, K], or [n, R, K] for all heads alike; for long sequences without gradients, a function
     bias: Tensor | Rows | None
-    key_mask: Tensor | None  # [B, 1 or n, 1, K], False at padding
-    lengths: list[int] | None = None  # of the sequences, falling
+    mask: Tensor | None  # [B, 1 or n, 1, K], added to the logits: 0, and a very low number at padding
+    blocks: "list[Block] | None" = None  # planned for all layers, where sequences are cut to their lengths
     cls_query_only: bool = False  # the query [CLS] is computed only; the bias is [H, 1, L]
 
 
@@ -64,10 +64,12 @@ class Cpu(Chunking):
     def prepare(self, bias: Tensor | Rows | None, gate: Tensor | None, reach: int | None, batch: Batch) -> CpuPrepared:
         if reach is not None:
             bias = without_far(bias, batch.near(reach))
-        return CpuPrepared(bias, batch.key_mask, batch.packing.lengths)
+        lengths, length = batch.packing.lengths, batch.token_positions.length
+        blocks = None if lengths is None else plan_blocks(batch.heads, len(lengths), length, length, lengths)
+        return CpuPrepared(bias, additive(batch.key_mask), blocks)
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> CpuPrepared:
-        return CpuPrepared(bias, mask)
+        return CpuPrepared(bias, additive(mask))
 
     def for_outputs(
         self, output_indices: Tensor, prepared: CpuPrepared, positions: Positions, length: int
@@ -83,14 +85,20 @@ class Cpu(Chunking):
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: CpuPrepared, scale: float,
         dropout: float,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        bias, key_mask, lengths, cls_query_only = prepared
+        bias, mask, blocks, cls_query_only = prepared
         q = q[:, :, :1] if cls_query_only else q
         if not isinstance(bias, Tensor):
             is_long = k.size(2) > BLOCKED_BIAS_FROM and not torch.is_grad_enabled() and dropout == 0
             if bias is not None or is_long:
-                return attention_by_queries(q, k, v, bias, key_mask, scale), None
-        lengths = lengths if q.size(2) == k.size(2) else None
-        return blocked_attention(q, k, v, bias, key_mask, scale, dropout, lengths), None
+                return attention_by_queries(q, k, v, bias, mask, scale), None
+        if blocks is not None and q.size(2) != k.size(2):  # the query [CLS] alone
+            blocks = None
+        return blocked_attention(q, k, v, bias, mask, scale, dropout, blocks), None
+
+
+def additive(key_mask: Tensor | None) -> Tensor | None:
+    """A mask that is added to logits. Finite: in a window of only padding, all keys are masked."""
+    return None if key_mask is None else mask_logits(None, key_mask)
 
 
 def without_far(bias: Tensor | Rows | None, near: Tensor) -> Tensor | Rows:
@@ -115,7 +123,7 @@ def saves_weights(k: Tensor) -> bool:
     return k.dtype != torch.float32 or k.size(2) <= SAVE_WEIGHTS_UP_TO
 
 
-Piece = tuple[slice, slice, int | None, tuple[int, int, int, int]]  # a block, but for where its weights begin
+Piece = tuple[slice, slice, int | None, tuple[int, int, int, int]]  # a block without the place of its weights
 
 
 class Block(NamedTuple):
@@ -125,10 +133,10 @@ class Block(NamedTuple):
     rows: slice  # of the batch
     length: int | None  # to which its sequences are cut, if they are
     shape: tuple[int, int, int, int]  # heads, rows, queries, keys
-    first: int  # where its weights begin among those of all blocks
+    first: int  # where its weights begin among the weights of all blocks
 
     def cut(self, x: Tensor) -> Tensor:
-        """Of x [B, H, L, D], what this block computes: [h, r, queries or keys, D]."""
+        """This block's part of x [B, H, L, D]: [h, r, queries or keys, D]."""
         return x[self.rows, self.heads, : self.length].transpose(0, 1)
 
     def put(self, x: Tensor, values: Tensor) -> None:
@@ -136,13 +144,13 @@ class Block(NamedTuple):
         x[self.rows, self.heads, : self.length] = values.transpose(0, 1)
 
     def weights(self, x: Tensor) -> Tensor:
-        """Of x, one entry per weight of all blocks, this block's [h, r, queries, keys]."""
+        """This block's part [h, r, queries, keys] of x, which has one entry per weight of all blocks."""
         return x[self.first : self.first + math.prod(self.shape)].view(self.shape)
 
 
 class BlockedAttention(torch.autograd.Function):
-    """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time (see `plan_blocks`). What
-    they cut off, queries of padding, is 0.
+    """softmax(q . k * scale + bias + mask), dropout, times v, a few [L, L] blocks at a time (see `plan_blocks`). The
+    blocks cut off queries of padding, which get 0.
 
     The backward pass needs dropout's mask, one byte per weight, and the weights: saved in v's precision if
     `saves_weights`, else computed again. It adds up the gradient of the bias over the batch block by block.
@@ -223,8 +231,8 @@ def plan_blocks(heads: int, batch: int, queries: int, keys: int, lengths: list[i
 
 
 def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[Piece]:
-    """One head after the other, so that its bias stays in the cache, or as many at a time as make one block of the
-    whole batch: where sequences are short, calls take longer than products."""
+    """Blocks of one head after the other, so that its bias stays in the cache. Where sequences are short, calls take
+    longer than products: then a block holds several heads of the whole batch."""
     step = max(1, BLOCK_LOGITS // (queries * keys))  # sequences in a block
     return [
         (hs, rows, None, (hs.stop - hs.start, rows.stop - rows.start, queries, keys))
@@ -234,12 +242,12 @@ def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[Pie
 
 
 MIN_BLOCK_LOGITS = 2**15  # logits of a block that take longer than the calls for it
-SAME_BLOCK_RATIO = 0.75  # of the longest sequence of a block: what is shorter is worth a block of its own
+SAME_BLOCK_RATIO = 0.75  # a sequence shorter than this share of a block's longest one goes into another block
 
 
 def by_length(heads: int, lengths: list[int], longest: int) -> list[Piece]:
-    """Sequences of about one length together, which are cut to the longest of them, as many as make one block of all
-    heads."""
+    """Blocks of sequences of about the same length, which are cut to the longest of them; as many as make one block of
+    all heads."""
     pieces: list[Piece] = []
     first = 0
     while first < len(lengths):
@@ -270,7 +278,7 @@ def cyclic(x: Tensor, hs: slice) -> Tensor:
 
 
 def add_cyclic(x: Tensor, hs: slice, values: Tensor) -> None:
-    """Add values [hs, ...] to x [n, ...], that of head h to x[h % n]."""
+    """Add values [hs, ...] to x [n, ...]: the value of head h to row h % n."""
     if hs.stop <= len(x):
         x[hs] += values
     else:
@@ -309,24 +317,20 @@ def no_autocast() -> AbstractContextManager[None]:
 
 @not_compiled  # its loops and numpy's masks cannot be traced
 def blocked_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, key_mask: Tensor | None, scale: float, p: float,
-    lengths: list[int] | None = None,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, p: float,
+    blocks: list[Block] | None = None,
 ) -> Tensor:  # fmt: skip
-    """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and key_mask
-    [B, 1, 1, K] or None (False at padded keys) -> [B, H, R, E]. p: probability of dropout. lengths: see
-    `plan_blocks`.
+    """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and the additive
+    mask [B, 1, 1, K] or None -> [B, H, R, E]. p: probability of dropout. blocks: of `plan_blocks`, if the sequences
+    are cut.
 
-    Of n chunks of a window (`windows.Chunks`), laid out as H n heads, bias is [H n, R, K], or [n, R, K] for all heads
-    alike, and key_mask [B, n, 1, K]. R and K are L, but in a window.
+    A window of n chunks (`windows.Chunks`) is laid out as H n heads: bias is then [H n, R, K], or [n, R, K] for all
+    heads alike, and mask [B, n, 1, K]. R and K are L, but in a window.
     """
     if p >= 1:
         return (q[..., :1] * 0).expand(*q.shape[:3], v.size(-1))
-    # finite: in a window of only padding, all keys are masked
-    mask = None
-    if key_mask is not None:
-        mask = torch.zeros(key_mask.shape).masked_fill_(~key_mask, torch.finfo(torch.float32).min / 2)
     with no_autocast():
-        blocks = plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2), lengths)
+        blocks = blocks or plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2))
         if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):
             # for one short text, calls take longer than products
             weights = block_weights(q, k, bias, mask, scale, blocks[0]).to(v.dtype)
@@ -335,14 +339,13 @@ def blocked_attention(
 
 
 def attention_by_queries(
-    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[int, int], Tensor] | None, key_mask: Tensor | None, scale: float
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, bias: Rows | None, mask: Tensor | None, scale: float
+) -> Tensor:  # fmt: skip
     """softmax(q . k * scale + bias) v on a CPU, a block of queries at a time, without gradients and dropout: neither
     logits nor bias of all pairs are ever there.
 
-    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], or None; key_mask
-    [B, 1, 1, L]
-    or None -> [B, H, L, E].
+    q, k [B, H, L, D], v [B, H, L, E], bias: queries first .. last-1 -> [H, last - first, L], or None; the additive mask
+    [B, 1, 1, L] or None -> [B, H, L, E].
     """
     batch, heads, length, _ = q.shape
     step = max(1, QUERY_BLOCK_LOGITS // (batch * heads * length))
@@ -353,7 +356,7 @@ def attention_by_queries(
             logits = ((q[:, :, first:last] * scale) @ k.transpose(2, 3)).float()
             if bias is not None:
                 logits += bias(first, last)
-            if key_mask is not None:
-                logits.masked_fill_(~key_mask, torch.finfo(logits.dtype).min)  # finite: all keys may be padding
+            if mask is not None:
+                logits += mask
             out[:, :, first:last] = torch.softmax(logits, -1).to(v.dtype) @ v
     return out

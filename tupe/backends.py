@@ -1,4 +1,4 @@
-"""The ways to compute attention, and which of them a model gets here."""
+"""The backends of attention, and the choice of one for a model on a device."""
 
 import torch
 
@@ -17,7 +17,7 @@ BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sd
 
 
 def make(name: str, positions: Positions, normaliser: str) -> Backend:
-    """The backend of this name, whether it can compute the model or not."""
+    """The backend with this name, even if it cannot compute the model."""
     if name == "plain":
         return Plain(normaliser)
     backend = BACKENDS[name]()

@@ -1,4 +1,4 @@
-"""The one list of what a training can be told. Each field of `Training` says what it is, where it stands in a recipe
+"""The one list of training options. Each field of `Training` says what it is, where it stands in a recipe
 (and in fairseq's configuration), what is valid, and what it means for a run that is resumed. The command line and its
 help, both engines, sweeps, records and refusals read it. Needs neither torch nor fairseq.
 
@@ -22,13 +22,13 @@ SEEDS = 2**32 - 1  # numpy's
 MANY = 10**9
 COUNT, UPDATES, SHARE, RATE = (1, MANY), (0, MANY), (0.0, 1.0), (0.0, 100.0)
 PAIR = tuple[float, float]
-TINY = 1e-30  # what is nearer to 0, but not 0, would vanish or overflow in float32 products
+TINY = 1e-30  # smaller numbers, except 0, vanish or overflow in float32 products
 NO_GPU = "--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16"
 
 # What a setting means for a run's record.
 IDENTITY = "identity"  # it tells two runs apart
-CHANGES = "changes"  # the numbers of the run do not follow from it: it may change on resuming, which is noted
-APART = "apart"  # in a field of its own of the record, or of no account
+CHANGES = "changes"  # it does not determine the run's numbers: it may change on resuming, which is noted
+APART = "apart"  # the record has it in another field, or does not need it
 
 
 def option(
@@ -45,8 +45,8 @@ def option(
     record: str = IDENTITY,
 ) -> Any:
     """A field of `Training`. section, key: its place in a recipe, fairseq's (key: the field's name if not given).
-    range: the least and the greatest number; none: a further one, which stands for "none". choices: the valid words.
-    of: the commands that have it; transformers: those that have it with that engine (default: the same).
+    range: the least and the greatest number; none: a further number, which stands for "none". choices: the valid words.
+    of: the commands that have it; transformers: the commands that have it with that engine (default: the same).
     record: `IDENTITY`, `CHANGES` or `APART`."""
     metadata = {
         "section": section, "help": help, "range": range, "key": key, "none": none, "choices": choices, "of": of,
@@ -57,8 +57,8 @@ def option(
 
 @dataclass
 class Training:
-    """A training, but for the options of its model, which are `ModelConfig`'s. Defaults are fairseq's; those of a
-    recipe win over them."""
+    """A training without the options of its model, which are `ModelConfig`'s. Defaults are fairseq's; a recipe's values
+    win over them."""
 
     seed: int = option(1, "common", "The seed of weights, order, masks and dropout.", (0, SEEDS), record=APART)
     fp16: bool = option(False, "common", "Mixed precision in float16, on GPUs.")
@@ -160,8 +160,8 @@ class Training:
 
 @dataclass(frozen=True)
 class Option:
-    """A field of `Training` or of `ModelConfig`, as the command line and recipes know it. name: of the option, as in
-    Python; kind: its type; place: "section.key" of a recipe. The rest is as in `option`."""
+    """A field of `Training` or of `ModelConfig`, as the command line and recipes know it. name: its name in Python;
+    kind: its type; place: "section.key" in a recipe. The rest is as in `option`."""
 
     name: str
     kind: Any
@@ -177,17 +177,17 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """As it is typed: "--batch-size"."""
+        """The option as it is typed: "--batch-size"."""
         return flag(self.name)
 
     @property
     def several(self) -> bool:
-        """Whether it takes more than one number."""
+        """Whether the option takes more than one number."""
         return self.kind in (list[int], list[float], PAIR)
 
     @property
     def valid(self) -> str:
-        """What it may be, in a few words."""
+        """The valid values, in a few words."""
         if self.choices:
             return ", ".join(self.choices)
         if not self.range:
@@ -199,8 +199,7 @@ class Option:
         return numbers if self.none is None else f"{numbers}, or {self.none:g}"
 
     def convert(self, value: Any) -> Any:
-        """The value of a text, or of a number, as a recipe has it. Raises ValueError, with what is valid, if it is
-        none."""
+        """A text or a number as the value that a recipe has. Raises ValueError, with what is valid, for any other."""
         try:
             return self._converted(value)
         except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError):
@@ -281,19 +280,19 @@ PLACES = {each.place: each for each in OPTIONS.values()}
 
 
 def named(name: str) -> Option | None:
-    """The option of a name in any spelling: "--batch-size", "batch_size" or "dataset.batch_size"."""
+    """The option with this name in any spelling: "--batch-size", "batch_size" or "dataset.batch_size"."""
     if "." in name:
         return PLACES.get(name.lstrip("+"))
     return OPTIONS.get(name.lstrip("-").replace("-", "_"))
 
 
 def is_number(name: str) -> bool:
-    """Whether it is an option that takes numbers: a text may name what only an engine knows."""
+    """Whether this option takes numbers. A text may name something that only an engine knows."""
     return (known := named(name)) is not None and bool(known.range)
 
 
 def check(name: str, value: Any) -> None:
-    """Raise ValueError, with what is valid, for what an option that takes numbers may not be. name: see `named`."""
+    """Raise ValueError, with what is valid, for a wrong value of an option that takes numbers. name: see `named`."""
     known = named(name)
     if known is not None and known.range and "${" not in str(value):
         known.convert(value)
@@ -326,8 +325,7 @@ OVERRIDE = re.compile(r"(~|\+{0,2}[A-Za-z_][\w.@]*=)")  # the beginning of secti
 
 def split_words(words: Iterable[str]) -> list[tuple[str, str | None]]:
     """(name, value) of the words of a command line: ("--lr", "1e-4"), ("--fp16", None), ("model.dropout", "0"), and
-    ("~task.mask_prob", None), which takes a value out of the recipe. Raises ValueError for a word that is no part of
-    any."""
+    ("~task.mask_prob", None), which takes a value out of the recipe. Raises ValueError for any other word."""
     found: list[tuple[str, str | None]] = []
     words = list(words)
     while words:
@@ -354,8 +352,8 @@ def split_batch(
 ) -> tuple[int, int]:  # fmt: skip
     """(sequences per process and step, steps per update), whose product times `processes` is exactly `batch`.
 
-    limit: most sequences of a process in one step; the result has as few steps as possible. Raises ValueError if there
-    is no such split; remedy: what else it says to do.
+    limit: the most sequences of a process in one step; the result has as few steps as possible. Raises ValueError if
+    the batch cannot be split; remedy: another way out that the error names.
     """
     if batch % processes:
         divisors = [n for n in range(1, min(batch, 1024) + 1) if batch % n == 0]
@@ -370,7 +368,7 @@ def split_batch(
 
 # ---------------------------------------------------------------------------------------------------- what may change
 
-# Settings of fairseq's own that may change when a run is resumed, as those of ours with `CHANGES`.
+# fairseq's own settings that may change when a run is resumed, as our options with `CHANGES` may.
 MAY_CHANGE = (
     # how long, and what is saved, scored and logged meanwhile
     "checkpoint.save_*", "checkpoint.keep_*", "checkpoint.no_*", "checkpoint.best_*", "checkpoint.maximize_*",
@@ -380,7 +378,7 @@ MAY_CHANGE = (
     # where it runs; `optimization.update_freq` is compared times the number of processes
     "distributed_training.distributed_world_size", "dataset.data_buffer_size", "dataset.update_epoch_batch_itr",
     "common.empty_cache_freq", "common.all_gather_list_size", "common.use_plasma_view", "common.plasma_path",
-    # asked for in so many words: the data from epoch 1 again
+    # asked for explicitly: the data from epoch 1 again
     "checkpoint.reset_dataloader", "checkpoint.reset_meters",
 )  # fmt: skip
 

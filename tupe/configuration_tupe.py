@@ -5,7 +5,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-# Of a folder with code, transformers 4 copies only the files that are named here, and so all of the model's.
+# From a folder with code, transformers 4 copies only the files that are named here: so all of the model's are.
 from .attention import Backend  # noqa: F401
 from .backend_cpu import Cpu  # noqa: F401
 from .backend_sdpa import Sdpa  # noqa: F401
@@ -36,9 +36,10 @@ class TupeConfig(PretrainedConfig):
     """The options of `ModelConfig` in encoder.py, some of them under the names that transformers gives them
     (`hidden_size`, `num_hidden_layers`, ...).
 
-    classifier_inner: width inside the classification head, None for that of the model. classifier_name: name of the
-    classification head in a fairseq checkpoint. label_range: [least, greatest] label of a regression with one output,
-    for which the head's own outputs are 0 and 1, and in whose units the model answers; None for those outputs.
+    classifier_inner: width inside the classification head, None for the model's. classifier_name: name of the
+    classification head in a fairseq checkpoint. label_range: [least, greatest] label of a regression with one output:
+    the head's outputs 0 and 1 stand for these two, and the model answers in units of the labels. None: it returns the
+    head's outputs.
     """
 
     model_type = "tupe"
@@ -76,7 +77,7 @@ class TupeConfig(PretrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "TupeConfig":
-        """Of a config.json; `from_pretrained(FOLDER, position="alibi")` replaces its position, see `cls_beside`."""
+        """Read a config.json; `from_pretrained(FOLDER, position="alibi")` replaces its position, see `cls_beside`."""
         if "position" in kwargs:
             kwargs = {"cls_position": cls_beside(kwargs["position"], config_dict.get("cls_position", "tied")), **kwargs}
         return super().from_dict(config_dict, **kwargs)

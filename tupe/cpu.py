@@ -1,4 +1,4 @@
-"""What a CPU computes faster than PyTorch's own functions: a float32 product, dropout, and the split into heads.
+"""Functions that are faster on a CPU than PyTorch's own: a float32 product, dropout, and the split into heads.
 
 B batch, L sequence length, T rows of token-wise work, H heads, D width of a head, C model width. Tests compare each
 function with its plain counterpart, and docs/dev/kernels.md has the measurement that justifies it.
@@ -41,7 +41,7 @@ def dense(x: Tensor) -> Tensor:
 
 
 def on_onednn(*tensors: Tensor) -> bool:
-    """Whether `product` can multiply these tensors; it refuses empty ones, and knows no subclasses."""
+    """Whether `product` can multiply these tensors: it takes neither empty ones nor subclasses."""
     if not ONEDNN:
         return False
     for t in tensors:
@@ -64,7 +64,7 @@ def rounded_up(rows: int) -> int:
 
 
 def padded(x: Tensor) -> Tensor:
-    """x [n, k] with rows of zeros appended: `rounded_up` of them in all."""
+    """x [n, k] with rows of zeros appended, up to `rounded_up` rows."""
     rows = x.size(0)  # faster than len
     more = rounded_up(rows) - rows
     return F.pad(x, (0, 0, 0, more)) if more else x
@@ -76,8 +76,8 @@ def product_of_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def product_over_rows(a: Tensor, b: Tensor) -> Tensor:
-    """The transpose of a [n, m] times b [n, k]: [m, k], as a weight's gradient is. oneDNN copies a first matrix that is
-    transposed; so that one goes first whose copy is smaller, with that of the result, if it has to be transposed."""
+    """The transpose of a [n, m] times b [n, k]: [m, k], as a weight's gradient is. oneDNN copies the first matrix if it
+    is transposed. So the order is the one that copies less, counting the result if it has to be transposed back."""
     if not on_onednn(a, b):
         return a.t() @ b
     (n, m), k = a.shape, b.size(1)
@@ -198,7 +198,7 @@ class SplitHeads(torch.autograd.Function):
 
 def split_heads(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B, H, L, D] of their joint projection x [B, L, 3 C]."""
-    if is_traced() or not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or is_traced():
         return x.unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
     return SplitHeads.apply(x, heads)
 

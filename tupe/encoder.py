@@ -42,15 +42,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Shared:
-    """What all layers call. Not a tuple: accelerate moves whatever tensors and modules it finds in tuples among a
-    layer's arguments to the layer's device."""
+    """The objects that all layers call. It is not a tuple, because accelerate moves the tensors and modules that it
+    finds in tuples among a layer's arguments to the layer's device."""
 
     positions: Positions
     backend: Backend
 
 
 class LayerInputs(NamedTuple):
-    """What a layer gets beside its input: what all layers share is an argument, because no layer owns it."""
+    """A layer's arguments beside its input. What all layers share is an argument, because no layer owns it."""
 
     shared: Shared
     token_positions: TokenPositions  # where the tokens stand
@@ -88,7 +88,7 @@ NORMS: dict[str, Callable[..., nn.Module]] = {
     "layer": nn.LayerNorm, "layer_no_bias": partial(nn.LayerNorm, bias=False),
     "layer_plain": partial(nn.LayerNorm, elementwise_affine=False), "rms": RMSNorm,
 }  # fmt: skip
-# name -> (function, whether it is of one half of the columns only, a factor of the other half)
+# name -> (function, whether it is applied to one half of the columns, as a factor of the other half)
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "gelu": (F.gelu, False), "geglu": (F.gelu, True), "geglu_tanh": (partial(F.gelu, approximate="tanh"), True),
     "swiglu": (F.silu, True),
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         bias = config.resolve("linear_bias") != "no"
         self.qkv = Linear(dims.width, 3 * dims.width, bias)
         self.out = Linear(dims.width, dims.width, bias)
-        self.norm = nn.LayerNorm(dims.width) if config.resolve("inner_norms") == "yes" else nn.Identity()
+        self.norm = nn.LayerNorm(dims.width) if config.resolve("inner_norms") == "yes" else None
 
     def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
@@ -112,7 +112,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         mixed = inputs.attend(x, self)  # [B, H, L, D]
-        return self.norm(self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2))))
+        y = self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2)))
+        return y if self.norm is None else self.norm(y)
 
 
 class TransformerLayer(nn.Module):
@@ -128,7 +129,7 @@ class TransformerLayer(nn.Module):
         self.attention = Attention(dims, config)
         self.attention_norm = norm(dims.width)
         self.fc1 = Linear(dims.width, config.ffn * (2 if self.gated else 1), bias)
-        self.inner_norm = norm(config.ffn) if config.resolve("inner_norms") == "yes" else nn.Identity()
+        self.inner_norm = norm(config.ffn) if config.resolve("inner_norms") == "yes" else None
         self.fc2 = Linear(config.ffn, dims.width, bias)
         self.ffn_norm = norm(dims.width)
 
@@ -155,7 +156,8 @@ class TransformerLayer(nn.Module):
             x, factor = x.chunk(2, dim=-1)  # [..., F] each
         x = self.activation(x)
         x = x * factor if self.gated else x
-        return self.fc2(dropout(self.inner_norm(x), self.activation_dropout, self.training))
+        x = x if self.inner_norm is None else self.inner_norm(x)
+        return self.fc2(dropout(x, self.activation_dropout, self.training))
 
 
 class GatedAttentionLayer(nn.Module):
@@ -199,7 +201,7 @@ class GatedAttentionLayer(nn.Module):
         return q, k, v
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """As `TransformerLayer.forward`."""
+        """The same shapes as `TransformerLayer.forward`."""
         mixed = inputs.attend(x, self)  # [B, 1, L, E]
         mixed, x = inputs.outputs(mixed.squeeze(1)), inputs.residual(x)
         y = self.out(F.silu(self.u(x)) * mixed)
@@ -254,14 +256,14 @@ class Stack(nn.Module):
         return self.positions.token_positions(tokens.size(1), tokens.device)
 
     def packing(self, tokens: Tensor, num_tokens: int | None = None) -> Packing:
-        """Where the tokens of [B, L] are. num_tokens: how many are no padding; without it the encoder counts, and waits
-        for the GPU. On a CPU it always counts, and raises ValueError for another number: tokens would be taken for
-        padding."""
+        """Where the tokens of [B, L] are. num_tokens: how many are not padding; without it the encoder counts, and
+        waits for the GPU. On a CPU it always counts, and raises ValueError for a wrong number, which would make padding
+        of tokens."""
         on_cpu, traced = tokens.device.type == "cpu", is_traced()
         if num_tokens == tokens.numel() and not on_cpu:
             return NO_PADDING
         mask = tokens.ne(self.pad)
-        has_values = on_cpu and type(mask) is Tensor  # and is no fake one
+        has_values = on_cpu and type(mask) is Tensor  # fake tensors have none
         if not traced and (num_tokens is None or has_values):  # compiled code does without
             counted = int((mask.numpy() if has_values else mask).sum())
             if num_tokens not in (None, counted):
@@ -294,7 +296,7 @@ class Stack(nn.Module):
         return (x if output_indices is None else x.flatten(0, 1)[output_indices]), all_hiddens
 
     def choose_backend(self, x: Tensor, backend: Backend | str | None, length: int) -> Backend:
-        """How attention is computed on x's device; logs each that is taken."""
+        """The backend that computes attention on x's device; logs each one that is taken."""
         backend = backend or self.attention_backend
         if isinstance(backend, Backend):
             return backend
@@ -328,7 +330,7 @@ class Stack(nn.Module):
         return inputs
 
     def inputs_for(self, output_indices: Tensor, inputs: LayerInputs, packing: Packing) -> LayerInputs:
-        """A layer's, where only the tokens at output_indices [n] are read."""
+        """A layer's inputs where only the tokens at output_indices [n] are read."""
         length = inputs.token_positions.length
         prepared = inputs.shared.backend.for_outputs(output_indices, inputs.prepared, self.positions, length)
         selection = packing.select(output_indices, inputs.packing, length)
@@ -358,7 +360,7 @@ class Encoder(Stack):
             near = did_you_mean(unknown[0], ["separator", "config", *names])
             raise TypeError(f"Encoder has no option {unknown[0]!r:.60}{near}")
         config = config or ModelConfig()
-        if isinstance(options.get("position"), str):  # replaces that of the configuration
+        if isinstance(options.get("position"), str):  # replaces the configuration's
             options.setdefault("cls", cls_beside(options["position"], config.cls))
         config = replace(config, **options)
         if config.segments == "learned" and separator is None:
@@ -416,13 +418,9 @@ class Encoder(Stack):
         """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
         if self.training:
             raise ValueError("call eval() first: dropout would make the weights random")
-        layer = range(len(self.layers))[layer]
-        packing, positions, recorder = self.packing(tokens), self.token_positions(tokens), Recorder(self.normaliser)
-        x, inputs = self.embed(tokens, packing, positions), self.layer_inputs(positions, None, packing)
-        inputs[layer] = inputs[layer]._replace(shared=Shared(self.positions, recorder))
-        for index in range(layer + 1):
-            x = self.layers[index](x, inputs[index])
-        return recorder.weights_of_layers[0]
+        recorder = Recorder(self.normaliser)
+        self(tokens, backend=recorder)
+        return recorder.weights_of_layers[layer]
 
 
 def of_cls(tokens: Tensor) -> Tensor:
@@ -513,7 +511,7 @@ class LMHead(nn.Module):
         return (x, self.bias.clone()) if weight is None else linear(x, weight, self.bias)
 
     def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the cross-entropies of targets [n]: that of `forward(x, weight)` for x [n, inputs]."""
+        """The sum of the cross-entropies of targets [n] under the logits of `forward(x, weight)`, x [n, inputs]."""
         return lm_loss(self.norm(F.gelu(self.dense(x))), weight, self.bias, targets)
 
 
@@ -528,13 +526,13 @@ class ClassificationHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [B, C] of the first token -> logits [B, classes]."""
-        x = torch.tanh(self.dense(x.to(getattr(self.dense.weight, "dtype", x.dtype))))  # of int8, weight is a method
+        x = torch.tanh(self.dense(x.to(self.dense.weight.dtype)))
         return self.out_proj(self.dropout(x))
 
 
 class SpanHead(nn.Linear):
-    """Features [..., C] -> [..., 2], the logits of a token to be the first and the last one of the answer. PyTorch's
-    default initialisation."""
+    """Features [..., C] -> [..., 2]: logits for being the first and the last token of the answer. PyTorch's default
+    initialisation."""
 
     def __init__(self, width: int):
         super().__init__(width, 2)

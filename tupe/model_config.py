@@ -1,4 +1,4 @@
-"""Every option of a model, in one list, and what is valid for each. Needs neither torch nor numpy: commands read it to
+"""Every option of a model, in one list, with its valid values. Needs neither torch nor numpy, so that commands can
 refuse a mistake at once. A test compares the choices with what the model has."""
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from .names import cls_beside
 
 __all__ = ["FREE", "BLOCK_DEFAULTS", "ModelConfig", "ModelOptions", "names_in"]
 
-BLOCK_DEFAULTS = {  # of what a block is made of, where the option is auto
+BLOCK_DEFAULTS = {  # what a block is made of where an option is auto
     "transformer": {
         "norm_order": "post", "norm": "layer", "activation": "gelu", "linear_bias": "yes", "embed_norm": "yes",
         "inner_norms": "no",
@@ -33,9 +33,9 @@ def option(
     fairseq: str | None = None,
     hugging_face: str | None = None,
 ) -> Any:
-    """A field of `ModelConfig`. least, greatest: of a number; choices: the valid values. free: fine-tuning may
-    change it, because it does not define the function that was pre-trained. fairseq, hugging_face: its name there, if
-    it is not the same; hugging_face="": the export has no such option."""
+    """A field of `ModelConfig`. least, greatest: the range of a number; choices: the valid values. free: fine-tuning
+    may change it, because it does not define the function that was pre-trained. fairseq, hugging_face: its name there,
+    if it differs; hugging_face="": the export has no such option."""
     metadata = {
         "help": help, "least": least, "greatest": greatest, "choices": choices and tuple(choices), "free": free,
         "fairseq": fairseq, "hugging_face": hugging_face,
@@ -147,12 +147,12 @@ class ModelConfig:
                 raise ValueError(f"{f.name}={value}; valid: {least:g} to {greatest:g}")
 
     def resolve(self, name: str) -> str:
-        """An option of the block; where it is auto, as in the block's paper."""
+        """The value of a block's option; where it is auto, the value of the block's paper."""
         word = getattr(self, name)
         return BLOCK_DEFAULTS[self.block][name] if word == "auto" else word
 
     def unlike_bert(self) -> dict[str, str]:
-        """The options of the block that are not as BERT's."""
+        """The options of the block that differ from BERT's."""
         berts = BLOCK_DEFAULTS["transformer"]
         return {name: self.resolve(name) for name, word in berts.items() if self.resolve(name) != word}
 

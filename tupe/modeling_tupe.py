@@ -4,7 +4,6 @@ this file and its neighbours, which needs nothing but torch and transformers.
 B batch, L sequence length, C width, V vocabulary.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,15 +51,15 @@ class TupePreTrainedModel(PreTrainedModel):
             init_bert(module)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Parameters for an optimizer; see positions.py. Trainer's own would decay those that must not be."""
+        """Parameters for an optimizer; see positions.py. Trainer's own groups decay some that must not be."""
         return parameter_groups(self, weight_decay)
 
     @classmethod
     def from_pretrained(
         cls, *args: Any, output_loading_info: bool = False, **kwargs: Any
     ) -> "TupePreTrainedModel | tuple[TupePreTrainedModel, dict[str, Any]]":
-        """What the files lack starts as in a new model: transformers allocates it, but initialises only what it
-        knows."""
+        """Parameters that the files lack start as in a new model: transformers allocates them, but initialises only
+        modules that it knows."""
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         changed = [key if isinstance(key, str) else key[0] for key in info["mismatched_keys"]]
         if missing := {*info["missing_keys"], *changed}:
@@ -85,8 +84,8 @@ def first_token(mask: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, by: Tensor) -> Tensor:
-    """x [B, L, ...] with each row moved to the left by as many columns, [B] from 1-L to L-1, those of its beginning to
-    its end."""
+    """x [B, L, ...] with row b moved to the left by by[b] columns, from 1-L to L-1. What leaves a row on one side comes
+    back on the other."""
     length = x.size(1)  # ONNX knows no remainder of a length, and traced code takes len for a constant
     columns = torch.arange(length, device=x.device) + by[:, None]
     columns = torch.where(columns < 0, columns + length, torch.where(columns < length, columns, columns - length))
@@ -96,8 +95,8 @@ def shifted(x: Tensor, by: Tensor) -> Tensor:
 def mean_cross_entropy(
     logits: Tensor, labels: Tensor, ignored: int = -100, count: Tensor | int | None = None
 ) -> Tensor:  # fmt: skip
-    """Over the labels that are not ignored; 0, not NaN, which would destroy the model, if all are. count: how many
-    there are in all batches of an update, if this is one of several."""
+    """The mean over the labels that are not ignored. If all are ignored it is 0: NaN would destroy the model. count:
+    the number of labels in all batches of an update, if this is one of several."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
     return total / (labels.ne(ignored).sum().clamp(min=1) if count is None else count)
 
@@ -110,15 +109,15 @@ def shifted_back(x: Tensor, by: Tensor) -> Tensor:
 
 @dataclass
 class TupeOutput(BaseModelOutput):
-    """attention_logits: for each layer the logits of the weights as a pair (words, positions), [B, H, L, L] each; their
-    sum is what the normaliser gets, at keys that are no padding and that no window hides."""
+    """attention_logits: for each layer the logits of the weights as a pair (words, positions), [B, H, L, L] each. The
+    normaliser gets their sum, except at padding and at keys that a window hides."""
 
     attention_logits: tuple[tuple[Tensor, Tensor], ...] | None = None
 
 
 class TupeModel(TupePreTrainedModel):
-    """Features [B, L, C]; that of the first token, `<s>`, stands for the whole sequence. Positions are counted
-    from it, whatever padding there is before it; where a mask hides tokens behind it, their positions stay empty."""
+    """Features [B, L, C]; the first token's, `<s>`, stands for the whole sequence. Positions are counted from it,
+    whatever padding there is before it; where a mask hides tokens behind it, their positions stay empty."""
 
     _auto_class = "AutoModel"
 
@@ -214,15 +213,14 @@ class TupeModel(TupePreTrainedModel):
         return output if return_dict else output.to_tuple()
 
     def ids_and_vectors(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Ids [B, L], where vectors [B, L, C] are given those of a token that is no padding. captum hands the vectors
-        over as ids. Raises ValueError for both, and for none."""
-        given = inputs_embeds if input_ids is None else input_ids
-        if given is None or (input_ids is not None and inputs_embeds is not None):
+        """The ids [B, L] and None, or the ids of some token, not of padding, and the given vectors [B, L, C]. Raises
+        ValueError if both are given, or neither."""
+        if input_ids is not None and inputs_embeds is None:
+            return input_ids, None
+        if inputs_embeds is None or input_ids is not None:
             raise ValueError("give input_ids or inputs_embeds, and not both")
-        if given is input_ids and not given.is_floating_point():
-            return given, None
-        vectors = given
-        return vectors.new_full(vectors.shape[:2], self.config.bos_token_id, dtype=torch.long), vectors
+        ids = inputs_embeds.new_full(inputs_embeds.shape[:2], self.config.bos_token_id, dtype=torch.long)
+        return ids, inputs_embeds
 
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
@@ -253,7 +251,7 @@ class TupeWithHead(TupePreTrainedModel):
     def features_of_cls(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
     ) -> TupeOutput:
-        """Those [B, C] of each sequence's first token."""
+        """Features [B, C] of each sequence's first token."""
         ids, _ = self.tupe.ids_and_vectors(input_ids, options.get("inputs_embeds"))
         mask = ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
         output_indices = of_cls(ids) + first_token(mask)
@@ -317,9 +315,6 @@ class TupeForMaskedLM(TupeWithHead):
         num_items_in_batch: Tensor | int | None = None,
         **options: Any,
     ) -> MaskedLMOutput | tuple[Any, ...]:
-        if hasattr(self.get_input_embeddings(), "merge"):  # peft itself warns of two names of modules, not ours
-            what = "an adapter of `tokens` changes the logits when it is merged"
-            warnings.warn(f"tie_word_embeddings=True: {what}", stacklevel=2)
         out = self.features(input_ids, attention_mask, options)
         logits = self.decoder(*self.lm_head(out.last_hidden_state))
         loss = None

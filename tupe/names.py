@@ -1,4 +1,4 @@
-"""The names that people type for models: architectures, and the schemes of a position. Needs nothing, not even torch.
+"""The names that people type for models: architectures and schemes of positions. Imports nothing, not even torch.
 
 NAME is BERT-Base in size; NAME_large, NAME_small, NAME_mini and NAME_tiny are the others.
 """
@@ -20,8 +20,8 @@ ELECTRA = {  # replaced-token detection
     "electra_tupe_a": ("untied", "untied"),
     "electra_tupe_r": ("untied+t5", "untied"),
 }
-# Masked language models of other blocks than BERT's: the options that make the architecture. Those of the block itself
-# are `encoder.BLOCK_DEFAULTS`.
+# Masked language models of other blocks than BERT's: the options that make the architecture. The block's own options
+# are `model_config.BLOCK_DEFAULTS`.
 OTHER_BLOCKS = {
     "gau": {"position": "rope", "block": "gau", "normaliser": "relu2"},  # two for each layer of the size: cost as much
     "modernbert": {"position": "rope:base:160000:local_base:10000+window", "block": "modern"},
@@ -52,14 +52,14 @@ def schemes_in(position: str) -> list[str]:
 
 
 def cls_beside(position: str, cls: str = "untied") -> str:
-    """How [CLS] is treated where a position is given and nothing is said of [CLS]: as the architecture (or the model)
-    treats it, `cls`, beside TUPE's untied positions, from which it was untied; beside any other position it is tied."""
+    """How [CLS] is treated where a position is given, but not a treatment of [CLS]. Beside TUPE's untied positions it
+    is treated as the architecture or the model does, `cls`; beside any other position it is tied."""
     return cls if "untied" in schemes_in(position) else "tied"
 
 
 def did_you_mean(word: str, valid: Iterable[str], preferred: Iterable[str] = ()) -> str:
-    """ "; did you mean 'x'?", or the valid words if none is near and they are few. A preferred word that is a letter or
-    two away comes before all others. Capitals make no difference."""
+    """ "; did you mean 'x'?", or the valid words if none is similar and they are few. A preferred word that is a letter
+    or two away comes before all others. Capitals make no difference."""
     valid = list(valid)
     for words, cutoff in ((preferred, 0.75), (valid, 0.5)):
         spellings = {name.lower(): name for name in words}
@@ -69,7 +69,7 @@ def did_you_mean(word: str, valid: Iterable[str], preferred: Iterable[str] = ())
 
 
 def unknown_scheme(name: str, position: str, valid: Iterable[str], own: str) -> str:
-    """What is said of a name in a position that no scheme has. own: how to give one of one's own."""
+    """The error message for a name in a position that is not a scheme's. own: how to give a scheme of one's own."""
     arch = name.lower().replace("-", "_")
     stem, _ = split_size(arch)
     if stem in {**ARCHITECTURES, **OTHER_BLOCKS, **ELECTRA}:

@@ -79,7 +79,7 @@ def _invisible() -> re.Pattern[str]:
     stay: they may be new emoji."""
     ranges = "\ue000-\uf8ff\U000f0000-\U0010ffff\ud800-\udfff\ufe00-\ufe0f\U000e0100-\U000e01ef"
     rest = _char_class(lambda c, cat: cat == "Cf" or (cat == "Cc" and not c.isspace()))
-    controls = r"[\x00-\x08\x0e-\x1b\x7f]"  # those of ASCII, for which the large class is too slow
+    controls = r"[\x00-\x08\x0e-\x1b\x7f]"  # ASCII's, for which the large class is too slow
     return re.compile(rf"{controls}|(?=[^\x00-\x7f]){rest[:-1]}{ranges}]")
 
 
@@ -248,8 +248,8 @@ def is_blank(text: str) -> bool:
 
 
 def _context(next_char: str) -> str:
-    """What Moses distinguishes in the word after "word.": it starts with a lower-case letter ("a"), with a digit ("0"),
-    or with anything else, or there is none ("X")."""
+    """The kind of the word after "word.", as Moses distinguishes them: it starts with a lower-case letter ("a"), with a
+    digit ("0"), or with anything else, or there is no such word ("X")."""
     if "0" <= next_char <= "9":
         return "0"
     return "a" if next_char and _moses().islower(next_char) else "X"
@@ -286,7 +286,7 @@ def _split_word(word: str, context: str, language: str) -> tuple[str, ...]:
 
 def tokenise(words: list[str], language: str = "en") -> list[tuple[str, ...]]:
     """Moses tokens of a sentence, one tuple per word. Words are split one at a time and cached: Moses
-    decides by the word and, if it ends in a full stop, by the character after it. The result is that of whole
+    decides by the word and, if it ends in a full stop, by the character after it. The result is the same as for whole
     sentences, several times as fast."""
     out: list[tuple[str, ...]] = []
     for i, word in enumerate(words):

@@ -1,4 +1,4 @@
-"""Token-wise work without padding: which tokens of a batch are no padding, and which of them are read.
+"""Token-wise work without padding: which tokens of a batch are not padding, and which of them are read.
 
 B batch, L sequence length, T rows of token-wise work, C model width.
 """
@@ -27,7 +27,7 @@ class Packing(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor, count: int) -> "Packing":
-        """mask: [B, L], False at padding; count: of its True, so that a GPU need not be asked."""
+        """mask: [B, L], False at padding; count: how many entries are True, so that a GPU need not be asked."""
         # Compiled code is made for one shape, and every batch has another T; only the tests below would be a new one.
         if is_traced():
             return cls(mask)
@@ -50,13 +50,17 @@ class Packing(NamedTuple):
 
     def pack(self, x: Tensor) -> Tensor:
         """[B, L, C] -> [T, C]"""
-        return x if self.indices is None else Pack.apply(x.flatten(0, 1), self.indices, self.rows)
+        if self.indices is None:
+            return x
+        x = x.flatten(0, 1)
+        return Pack.apply(x, self.indices, self.rows) if torch.is_grad_enabled() else x.index_select(0, self.indices)
 
     def unpack(self, x: Tensor) -> Tensor:
         """[T, C] -> [B, L, C], 0 at padding."""
-        if self.mask is None or self.indices is None:
+        if self.mask is None or self.indices is None or self.rows is None:
             return x
-        return Unpack.apply(x, self.indices, self.rows).view(*self.mask.shape, -1)
+        x = Unpack.apply(x, self.indices, self.rows) if torch.is_grad_enabled() else spread(x, self.rows)
+        return x.view(*self.mask.shape, -1)
 
     def select(self, output_indices: Tensor, of_attention: "Packing", length: int) -> "Selection":
         """output_indices: [n], into the flattened batch [B L]. On a CPU the list is padded to `rounded_up(n)`; drop the

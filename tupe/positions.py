@@ -18,7 +18,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -39,7 +39,7 @@ __all__ = [
 
 Scheme = TypeVar("Scheme", bound="type[PositionScheme]")
 SCHEMES: dict[str, "type[PositionScheme]"] = {}  # name -> class, in the order of names in a combination: see `place`
-FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; then those of users
+FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; users' come last
 CLS = ("tied", "untied", "zero")  # see `Positions`
 
 
@@ -47,8 +47,8 @@ def register(name: str) -> Callable[[Scheme], Scheme]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
     if not re.fullmatch(r"[\w-]+", name) or hasattr(Positions, name):
-        valid = "letters, digits, _ and -, and no attribute of Positions"
-        raise ValueError(f"{name!r:.60} is not a valid scheme name; valid: {valid}")
+        valid = "letters, digits, _ and -; not an attribute of Positions"
+        raise ValueError(f"{name!r:.60} is not a valid scheme name ({valid})")
 
     def add(cls: Scheme) -> Scheme:
         known = SCHEMES.get(name, cls)  # in a notebook, the class that the same cell defined before
@@ -67,19 +67,20 @@ def register(name: str) -> Callable[[Scheme], Scheme]:
 
 
 def place(item: tuple[str, type]) -> tuple[int, str]:
-    """Where a scheme, as (name, class), stands among all, and in the name of every combination: by family, as in its
-    file; then those of users by name. Whichever file is imported first, and whatever a user's file is called.
+    """The sort key of a scheme, given as (name, class), in the registry and in the name of every combination: schemes
+    of the same family stay in the order of their file, and users' schemes follow by name. The order does not depend on
+    which file is imported first.
 
-    This order is the only one. The parameters of a model are drawn, and counted by optimizers, in it: classes in
-    `schemes_*.py` do not change places."""
+    The parameters of a model are drawn, and counted by optimizers, in this order: classes in `schemes_*.py` do not
+    change places."""
     name, scheme = item
     file = scheme.__module__.rpartition(".")[2]
     return (FAMILIES.index(file), "") if file in FAMILIES else (len(FAMILIES), name)
 
 
 def load_scheme_file(file: str | Path) -> None:
-    """Run a Python file that registers schemes, once per process. Raises ValueError with the line if it fails, and if
-    there is no such file."""
+    """Run a Python file that registers schemes, once per process. Raises ValueError if the file is missing, or with the
+    line at which it fails."""
     path = Path(file).resolve()
     if path not in _loaded_files:
         if not path.is_file():
@@ -182,20 +183,15 @@ def parse_options(name: str, words: list[str], names: str) -> NamedScheme:
     return NamedScheme(name, "layer" in given, options)
 
 
-SIZES = {bool: (0, 1), int: (0, 10**6), float: (1e-16, 1e16)}  # of options; float32 overflows with others
-
-
 def parse_value(key: str, text: str, kind: type, names: str) -> bool | int | float:
     """The value of an option of type `kind`. names: the whole combination, for errors."""
     try:
-        value: bool | int | float = kind(text) if kind is not bool else {"True": True, "False": False}[text]
-        smallest, largest = SIZES[kind]
-        if value and not smallest <= abs(value) <= largest:
+        value: bool | int | float = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        if not math.isfinite(value):
             raise ValueError
         return value
     except (KeyError, ValueError):
-        numbers = {int: "a whole number up to 1000000", float: "a number, 0 or from 1e-16 to 1e16 in size"}
-        valid = numbers.get(kind, "True or False")
+        valid = {int: "a whole number", float: "a number"}.get(kind, "True or False")
         raise ValueError(f"{f'{key}:{text}'!r:.60} in {names!r:.100}: {key} must be {valid}") from None
 
 
@@ -233,7 +229,7 @@ def outside_of_layers(*_: Any) -> Any:
 
 
 class LayerContext(NamedTuple):
-    """What the hooks that run in a layer are told of it."""
+    """A layer, as the hooks that run in it see it."""
 
     index: int  # type: ignore[assignment]  # hides a method of tuples that nobody calls
     positions: TokenPositions
@@ -261,11 +257,8 @@ class PositionScheme(nn.Module):
     own_projections = False  # whether each layer has parameters of its own already
     bounded = False  # whether it has vectors for max_positions tokens, and cannot compute more
     # In `table`, one vector per position, the row of the first word: stretching keeps the rows before it, which are
-    # [CLS]'s. None: there is no such table.
+    # [CLS]'s. None: the scheme has no such table.
     first_word_row: int | None = None
-    # The distance from which on all keys are treated alike, by what training has learned if its sequences were longer
-    # than that (0: all are); None: a formula gives every distance a value of its own.
-    saturates_at: int | None = None
     only_scales = False  # whether `rotate` only multiplies q and k by numbers, and so goes with any rotation
     causal = True  # whether a token's terms depend on no later token, once later keys are hidden
     # Parameters that weight decay leaves alone: those for which 0 is nothing to be drawn to. Some options have buffers
@@ -276,8 +269,8 @@ class PositionScheme(nn.Module):
         super().__init__()
 
     def forward(self, hook: str, *args: Any) -> Any:
-        """A hook, called through the module where something watches its calls: see `call`. What it returns must not be
-        a parameter, or a view of one: shards are taken away when the call is over."""
+        """Calls a hook through the module, where something watches the module's calls: see `call`. The result must not
+        be a parameter, or a view of one, because shards are taken away when the call is over."""
         return getattr(self, hook)(*args)
 
     def embed(self, positions: TokenPositions) -> Tensor | None:
@@ -323,8 +316,8 @@ def undecayed_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters of a model with an `Encoder` in it, as groups for any optimizer: those with weight decay and, if
-    there are any, those of `undecayed_names`."""
+    """The parameters of a model with an `Encoder` in it, as groups for any optimizer: with weight decay and, if
+    `undecayed_names` has any, without."""
     undecayed = set(undecayed_names(model))
     decayed: list[nn.Parameter] = []
     without: list[nn.Parameter] = []
@@ -337,13 +330,13 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
-    """What a hook of a scheme returns. It is called directly, unless something watches the calls of the module, as
-    FSDP2, ZeRO-3 and accelerate's offloading do, which bring its parameters. Whatever goes wrong in a hook is told with
-    its class and its line."""
+    """The result of a scheme's hook. The hook is called directly, unless something watches the calls of the module to
+    bring its parameters, as FSDP2, ZeRO-3 and accelerate's offloading do. An error in a hook names its class and its
+    line."""
     try:
         return scheme(hook, *args) if is_watched(scheme) else getattr(scheme, hook)(*args)
     except BUGS as error:
-        if type(error) not in BUGS:  # such as torch.OutOfMemoryError, which whoever trains has an answer to
+        if type(error) not in BUGS:  # such as torch.OutOfMemoryError, which the training loop handles
             raise
         code = code_of(scheme, hook)
         frames = traceback.extract_tb(error.__traceback__)
@@ -353,7 +346,7 @@ def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
         raise type(error)(f"{hook} of position scheme {type(scheme).__qualname__} raised {what} ({where})") from error
 
 
-# What a mistake in a hook raises: these classes, not classes derived from them.
+# Errors that a mistake in a hook raises: these classes, not classes derived from them.
 BUGS = (
     ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError, NotImplementedError, RuntimeError,
     TypeError, UnboundLocalError, ValueError, ZeroDivisionError,
@@ -373,7 +366,7 @@ def code_of(scheme: PositionScheme, hook: str) -> CodeType:
     return code
 
 
-# What hooks return, for messages; R differs from L where a sequence is so long that its queries are taken in blocks.
+# The shapes of hooks' results, for errors; R differs from L where a long sequence's queries are computed in blocks.
 SHAPES = {
     "embed": "[L, C]",
     "bias": "[H, R, L], R the `positions.queries`",
@@ -387,16 +380,16 @@ SHAPES = {
 HOOKS = (*SHAPES, "reach")
 
 
-def check(term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
-    """What a scheme's hook returned. Raises ValueError, naming the class, for another shape, for numbers that are not
-    floats, and for another kind of device. shape, device: those that are valid."""
+def check(term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Returns the result of a scheme's hook. Raises ValueError, naming the class, for another shape, for numbers that
+    are not floats, and for another kind of device. shape, device: the valid ones."""
     if not isinstance(term, Tensor):
         wrong: Any = type(term).__name__
     elif term.shape != shape:
         wrong = list(term.shape)
     elif not term.is_floating_point():
         wrong = term.dtype
-    elif term.device.type != (device if isinstance(device, torch.device) else torch.device(device)).type:
+    elif term.device.type != device.type:
         wrong = f"a tensor on {term.device}"
     else:
         return term
@@ -456,15 +449,17 @@ class Positions(nn.ModuleDict):
         return self.theta.to(torch.float32, copy=True)
 
     def of_layer(self, layer: int, hook: str | None = None) -> list[PositionScheme]:
-        """The schemes that act in one layer, or those of them that have a hook."""
-        modules: Iterable[Any] = map(self.__getitem__, self if hook is None else self.having[hook])
-        schemes: list[Any] = [m[layer] if isinstance(m, nn.ModuleList) else m for m in modules]
+        """The schemes that act in one layer; with `hook`, only the schemes that have it."""
+        schemes: list[Any] = []
+        for name in self if hook is None else self.having[hook]:
+            scheme = self[name]
+            schemes.append(scheme[layer] if isinstance(scheme, nn.ModuleList) else scheme)
         return schemes
 
     def _sum(
-        self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device | str, *args: Any
+        self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device, *args: Any
     ) -> Tensor | None:
-        """The sum of what a hook of these schemes returns, None of nothing. shape, device: see `check`."""
+        """The sum of what a hook of these schemes returns, or None. shape, device: see `check`."""
         total = None
         for scheme in schemes:
             term = call(scheme, hook, *args)
@@ -499,7 +494,7 @@ class Positions(nn.ModuleDict):
         Always computed in float32, whatever the precision of the model: every layer would share the rounding error.
         """
         positions = self.token_positions(positions) if isinstance(positions, int) else positions
-        with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
+        with torch.autocast(autocast_device(positions.device.type), enabled=False):
             shared: list[Any] = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
             bias, gate = self._bias_and_gate(shared, positions, None, None)
             if not self.per_layer:
@@ -518,7 +513,7 @@ class Positions(nn.ModuleDict):
 
     def bias_block(self, layer: int, positions: TokenPositions) -> Tensor:
         """[H, R, L], the rows of one layer's bias for the queries of `positions`, a block; float32."""
-        with torch.autocast(autocast_device(torch.device(positions.device).type), enabled=False):
+        with torch.autocast(autocast_device(positions.device.type), enabled=False):
             schemes = self.of_layer(layer, "bias")
             bias = self._sum(schemes, "bias", self._shape(positions), positions.device, positions, self.scale)
             bias = self._reset_bias(bias, layer, positions)
@@ -528,7 +523,7 @@ class Positions(nn.ModuleDict):
     def _bias_and_gate(
         self, schemes: list[PositionScheme], positions: TokenPositions, bias: Tensor | None, gate: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The bias and the gate, those given combined with those of more schemes."""
+        """The given bias and gate, combined with the terms of more schemes."""
         for scheme in schemes:
             term = call(scheme, "bias", positions, self.scale) if overrides(scheme, "bias") else None
             if term is not None:
@@ -570,15 +565,18 @@ class Positions(nn.ModuleDict):
     def reach(self, layer: LayerContext) -> int | None:
         """The largest distance at which tokens see each other in a layer; None: they all do. If [CLS] is untied, it
         sees all, and all see it."""
-        reaches = []
+        nearest: int | None = None
         for scheme in self.of_layer(layer.index, "reach"):
             reach = call(scheme, "reach", layer)
             if reach is None:
                 continue
             if not isinstance(reach, int) or reach < 0:
                 raise bad_return(scheme, "reach", reach, "None, or a whole number from 0 on")
-            reaches.append(reach)
-        return min(reaches) if reaches and (is_traced() or min(reaches) < layer.positions.span - 1) else None
+            if nearest is None or reach < nearest:
+                nearest = reach
+        if nearest is None or is_traced():  # in traced code, the length must not decide
+            return nearest
+        return nearest if nearest < layer.positions.span - 1 else None
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor | None:
         """[B, H, L, L], the logits that depend on q and k [B, H, L, D]."""
@@ -602,8 +600,9 @@ class Positions(nn.ModuleDict):
             if not isinstance(new, tuple | list) or len(new) != 3:
                 raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
             width = new[0].shape[-1:] if isinstance(new[0], Tensor) else q.shape[-1:]
-            shapes = q.shape[:3] + width, k.shape[:3] + width, v.shape
-            q, k, v = (check(x, scheme, "rotate", shape, v.device) for x, shape in zip(new, shapes, strict=True))
+            q = check(new[0], scheme, "rotate", q.shape[:3] + width, v.device)
+            k = check(new[1], scheme, "rotate", k.shape[:3] + width, v.device)
+            v = check(new[2], scheme, "rotate", v.shape, v.device)
         return q, k, v
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
@@ -622,27 +621,6 @@ def autocast_device(device: str) -> str:
 def bounded_schemes(names: str) -> list[str]:
     """The schemes of a combination that compute at most max_positions tokens; the others compute any number."""
     return [one.name for one in parse(names) if SCHEMES[one.name].bounded]
-
-
-def beyond_training(positions: Positions, trained: int) -> list[str]:
-    """What the schemes of a model do in sequences longer than the `trained` tokens of its training, one line each.
-    `trained` counts the positions that tokens had: random ones reach farther than the sequences."""
-    lines = []
-    schemes = dict(zip(positions, positions.of_layer(0), strict=True))
-    for one in parse(positions.name):
-        scheme = schemes[one.name]
-        shared, last = scheme.saturates_at, trained - 1
-        if scheme.bounded:
-            line = f"has vectors for {positions.dims.max_positions} positions, and computes no more"
-        elif shared is None:
-            line = f"a formula continues to distances beyond {last}, which training never had"
-        elif shared <= last:
-            line = f"all distances from {shared} on share what training has learned" if shared else ""
-        else:
-            line = f"never trained for distances beyond {last}, but those up to {shared} have parameters of their own"
-        if line:
-            lines.append(f"`{one}`: {line}")
-    return lines
 
 
 def check_combination(names: str, chosen: list[NamedScheme], cls: str) -> None:
@@ -669,6 +647,6 @@ def check_combination(names: str, chosen: list[NamedScheme], cls: str) -> None:
             raise ValueError(f"cls={cls} with position={names}: {why}")
 
 
-# The registry is full whoever asks it first. By name, because these files import this one.
+# So that the registry is full whichever file is imported first. By name, because these files import this one.
 for _file in FAMILIES:
     importlib.import_module(f"{__package__}.{_file}")

@@ -8,7 +8,7 @@ Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook 
 from torch import Tensor, nn
 
 from .positions import Dims, PositionScheme, register
-from .schemes_common import LARGEST, LayerNorm, LearnedFrequencies, Table, at_least, frequencies, waves
+from .schemes_common import LayerNorm, LearnedFrequencies, Table, frequencies, waves
 from .token_positions import TokenPositions
 
 
@@ -17,7 +17,6 @@ class NoPosition(PositionScheme):
     """No position information at all; the encoder becomes permutation-equivariant."""
 
     paper, formula = "(control)", "nothing"
-    saturates_at = 0
 
 
 @register("absolute")
@@ -37,7 +36,7 @@ class Absolute(PositionScheme):
         self.table = Table(dims.max_positions, dims.width, std)
         self.norm = LayerNorm(dims.width) if norm else None
         if self.norm is not None:
-            nn.init.constant_(self.norm.weight, at_least(-LARGEST, gain=gain))
+            nn.init.constant_(self.norm.weight, gain)
 
     def embed(self, positions: TokenPositions) -> Tensor:
         rows = self.table(slice(positions.length) if positions.drawn is None else positions.drawn)
@@ -56,7 +55,7 @@ class Sinusoidal(PositionScheme):
 
     def __init__(self, dims: Dims, amplitude: float = 0.02):
         super().__init__(dims)
-        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+        self.amplitude = amplitude
         self.width = len(frequencies(dims.width)) * 2
 
     def embed(self, positions: TokenPositions) -> Tensor:
@@ -71,7 +70,7 @@ class SinusoidalLearned(LearnedFrequencies, PositionScheme):
 
     def __init__(self, dims: Dims, amplitude: float = 0.02):
         super().__init__(dims)
-        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+        self.amplitude = amplitude
         self.start_frequencies(dims.width)
 
     def embed(self, positions: TokenPositions) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Bucketed, Clipped, LayerNorm, Linear, Table, at_least, per_head, positive, scaled
+from .schemes_common import Clipped, LayerNorm, Linear, Table, at_least, more_than, per_head, scaled
 from .token_positions import TokenPositions
 
 # The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
@@ -75,12 +75,17 @@ class AbsoluteDisentangled(Untied):
 
 
 @register("t5")
-class T5(Bucketed):
+class T5(PositionScheme):
     """T5 (Raffel et al., 2020) as TUPE-R uses it: a learned scalar per head and bucket of the offset, not scaled.
 
     Bidirectional: half of the buckets are for keys to the right. Distances from max_distance on share one bucket. The
     bucket of offset 0 counted as positive (16 of 32) never occurs, so its row is theta1 (from [CLS]); an extra last row
     is theta2 (to [CLS]).
+
+    multiplier m: the bias is m times the table, whose initial values are 1 / m of the usual ones. So the first forward
+    pass is the same for every m, but an optimizer whose steps do not depend on the size of the gradients (Adam) changes
+    the bias m times as fast; more at first, while the table's gradients, which are m times as large, too, are small
+    beside Adam's epsilon.
     """
 
     paper, formula = "Raffel et al. 2020", "b[h, bucket(j - i)]"
@@ -91,8 +96,8 @@ class T5(Bucketed):
             raise ValueError(f"buckets must be a multiple of 4, not {buckets}")
         if max_distance <= buckets // 4:
             raise ValueError(f"max_distance must be more than buckets / 4, not {max_distance} with {buckets} buckets")
-        self.buckets, self.max_distance = at_least(4, buckets=buckets), at_least(1, max_distance=max_distance)
-        self.multiplier = positive(multiplier=multiplier)
+        self.buckets, self.max_distance = buckets, max_distance
+        self.multiplier = more_than(0, multiplier=multiplier)
         self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
 
     def bucket_of(self, offset: Tensor) -> Tensor:
@@ -122,14 +127,13 @@ class ClippedScalar(Clipped):
 
     paper, formula = "Ke et al. 2021, footnote", "b[h, clip(j - i, 128)]"
 
-    def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
+    def __init__(self, dims: Dims, max_distance: int = 128):
         super().__init__(dims, max_distance)
-        self.multiplier = positive(multiplier=multiplier)
-        self.table = Table(2 * max_distance + 1, dims.heads, 0.02 / multiplier)
+        self.table = Table(2 * max_distance + 1, dims.heads)
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         by_offset = self.table(self.rows(positions))  # [2S - 1, H]
-        return positions.spread(scaled(by_offset.float().T, self.multiplier))
+        return positions.spread(by_offset.float().T)
 
 
 @register("nonparametric")
@@ -144,17 +148,16 @@ class NonParametric(PositionScheme):
     paper, formula = "Ke et al. 2021, app. D", "b[h, i, j]"
     bounded = True
 
-    def __init__(self, dims: Dims, multiplier: float = 1.0):
+    def __init__(self, dims: Dims):
         super().__init__(dims)
-        self.multiplier, shape = positive(multiplier=multiplier), (dims.heads, dims.max_positions, dims.max_positions)
-        self.table = nn.Parameter(torch.randn(shape) * (0.02 / multiplier))
+        self.table = nn.Parameter(torch.randn(dims.heads, dims.max_positions, dims.max_positions) * 0.02)
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         if positions.by_index:
             table = self.table[:, positions.queries[:, None], positions.index]
         else:
             table = self.table[:, positions.first : positions.last, : positions.length]
-        return scaled(table.to(torch.float32, copy=True), self.multiplier)
+        return table.to(torch.float32, copy=True)
 
 
 @register("factored")
@@ -189,26 +192,21 @@ class Alibi(PositionScheme):
 
     The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose among
     three ways (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
-    sides: slopes of their own for left and right, here those of 2H heads in turn (our choice: he learns them); half:
+    sides: slopes of their own for left and right, here 2H heads' slopes in turn (our choice: he learns them); half:
     half of the heads see only the left and the others the right, each half with the slopes of H/2 heads. learned: the
-    slopes are learned, as logarithms, from those values on; multiplier: of these logarithms. Raises ValueError for
-    sides with half, half of an odd number of heads, and a multiplier of slopes that are not learned.
+    slopes are learned, as logarithms, from those values on. Raises ValueError for sides with half, and for half of an
+    odd number of heads.
     """
 
     paper, formula = "Press et al. 2022", "-m_h |j - i|"
     undecayed = ("log_slopes",)
 
-    def __init__(
-        self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False, multiplier: float = 1.0
-    ):
+    def __init__(self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False):
         super().__init__(dims)
         if half and (sides or dims.heads % 2):
             raise ValueError(f"half:True needs an even number of heads, not {dims.heads}, and no sides:True")
         self.heads, self.sides, self.one_sided = dims.heads, sides, half  # `half` is a method of modules
-        if multiplier != 1 and not learned:
-            raise ValueError("multiplier needs learned:True")
-        self.multiplier = positive(multiplier=multiplier)
-        self.log_slopes = nn.Parameter(self.fixed_slopes().log() / multiplier) if learned else None
+        self.log_slopes = nn.Parameter(self.fixed_slopes().log()) if learned else None
 
     @staticmethod
     def slopes_of(heads: int, device: torch.device | None = None) -> Tensor:
@@ -228,32 +226,28 @@ class Alibi(PositionScheme):
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         offsets = positions.offsets
-        if self.log_slopes is None:
-            slopes = self.fixed_slopes(offsets.device)
-        else:
-            slopes = scaled(self.log_slopes.float(), self.multiplier).exp()
+        slopes = self.fixed_slopes(offsets.device) if self.log_slopes is None else self.log_slopes.float().exp()
         by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2S - 1]
         return positions.spread(one_sided(by_offset, offsets) if self.one_sided else by_offset)
 
 
 def one_sided(logits: Tensor, offsets: Tensor) -> Tensor:
-    """[H, 2S - 1] logits, of which the first half of the heads keeps those of keys on the left, the others on the
-    right, each with the query's own."""
+    """[H, 2S - 1] logits: the first half of the heads keeps the query itself and keys on its left, the others keep the
+    query and keys on its right."""
     left, right = logits.chunk(2)
     return torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
 
 
 @register("directions")
 class Directions(PositionScheme):
-    """Dual Triangle Attention (2604.18603): the first half of the heads sees the keys up to the query, the others those
-    from it on. No other position, no parameters; alone or beside a rotation, as there.
+    """Dual Triangle Attention (2604.18603): the first half of the heads sees the keys up to the query, the others see
+    the keys from it on. It has no parameters; it stands alone or beside a rotation, as in the paper.
 
     Theirs splits each of H heads into two of half the width: a model with twice as many heads. Hidden pairs are
-    computed, too: that of their kernel takes half as many logits. Raises ValueError for an odd number of heads.
+    computed here, while their kernel computes half as many logits. Raises ValueError for an odd number of heads.
     """
 
     paper, formula = "Dual Triangle, 2026", "a_ij = 0 for j > i in half of the heads, for j < i in the others"
-    saturates_at = 0
 
     def __init__(self, dims: Dims):
         super().__init__(dims)

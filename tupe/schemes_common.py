@@ -1,15 +1,12 @@
-"""What several position encodings have in common: tables and their options, offsets, sinusoids.
+"""Parts that several position encodings share: tables and their options, offsets, sinusoids.
 
 B batch, L sequence length, C model width, H heads, D width of a head. The offset of key j from query i is j - i.
 
 Options that several schemes have: std, the initial standard deviation of the table; max_distance, where offsets are
-clipped; amplitude, of sinusoids; multiplier m: the scheme uses m times its table, whose initial values are 1 / m of the
-usual ones. So the first forward pass is the same for every m, but an optimizer whose steps do not depend on the size of
-the gradients (Adam) changes the term m times as fast; more at first, while gradients of the table are not large beside
-Adam's epsilon, because they are m times as large, too.
+clipped; amplitude, of sinusoids.
 """
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +33,7 @@ class Table(nn.Embedding):
 
 
 class Linear(nn.Linear):
-    """A projection of positions, in float32 whatever the precision of its parameters; in a layer as autocast has it."""
+    """A projection of positions, in float32 whatever the precision of its parameters. In a layer, autocast decides."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x.float(), self.weight.float(), None if self.bias is None else self.bias.float())
@@ -50,27 +47,22 @@ class LayerNorm(nn.LayerNorm):
 
 
 Number = TypeVar("Number", int, float)
-LARGEST = 10**6  # of an option: float32 parameters stay far from infinity, a table can be held in memory
 
 
-def at_least(smallest: float, largest: float = LARGEST, **option: Number) -> Number:
-    """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`, or more than
-    `largest`."""
+def at_least(smallest: float, **option: Number) -> Number:
+    """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`."""
     ((name, value),) = option.items()
     if value < smallest:
         raise ValueError(f"{name} must be at least {smallest:g}, not {value}")
-    if value > largest:
-        raise ValueError(f"{name} must be at most {largest:g}, not {value!r:.20}")
     return value
 
 
-def positive(**option: float) -> float:
-    """The value of the one option given as `name=value`, by which parameters are divided. Raises ValueError unless it
-    is more than 0, and neither tiny nor huge."""
+def more_than(bound: float, **option: float) -> float:
+    """The value of the one option given as `name=value`. Raises ValueError unless it is more than `bound`."""
     ((name, value),) = option.items()
-    if not value > 0:
-        raise ValueError(f"{name} must be more than 0, not {value}")
-    return at_least(1 / LARGEST, **option)
+    if not value > bound:
+        raise ValueError(f"{name} must be more than {bound:g}, not {value}")
+    return value
 
 
 def scaled(x: Tensor, multiplier: float) -> Tensor:
@@ -106,24 +98,15 @@ class LearnedFrequencies(nn.Module):
     """
 
     undecayed: tuple[str, ...] = ("log_omega",)
-    sign: Tensor
 
     def start_frequencies(self, width: int, base: float = 10000.0, heads: int = 0) -> None:
         """heads: each has its own, omega [H, width / 2]; 0: all have the same."""
         log_omega = frequencies(width, base=base).log()
         self.log_omega = nn.Parameter(log_omega.repeat(heads, 1) if heads else log_omega)
-        # 1, but in checkpoints from before omega was a logarithm, where steps across 0 were possible
-        self.register_buffer("sign", torch.ones_like(self.log_omega.detach()))
 
     @property
     def omega(self) -> Tensor:
-        return self.sign.float() * self.log_omega.float().exp()
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if (omega := state_dict.pop(f"{prefix}omega", None)) is not None:  # such a checkpoint
-            state_dict[f"{prefix}sign"] = torch.where(omega < 0, -1.0, 1.0)
-            state_dict[f"{prefix}log_omega"] = omega.abs().log()
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        return self.log_omega.float().exp()
 
 
 def per_head(rows: Tensor, projection: nn.Module, heads: int) -> Tensor:
@@ -137,22 +120,8 @@ class Clipped(PositionScheme):
 
     def __init__(self, dims: Dims, max_distance: int):
         super().__init__(dims)
-        self.max_distance = self.saturates_at = at_least(1, max_distance=max_distance)
+        self.max_distance = at_least(1, max_distance=max_distance)
 
     def rows(self, positions: TokenPositions) -> Tensor:
         """[2S - 1], the row of every offset."""
         return positions.offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance
-
-
-class Bucketed(PositionScheme):
-    """Base of schemes that sort offsets into buckets, `bucket_of`; distances from max_distance on share the last."""
-
-    max_distance: int
-
-    def bucket_of(self, offset: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    @property
-    def saturates_at(self) -> int:  # type: ignore[override]  # follows from the buckets, and is never set
-        buckets = self.bucket_of(torch.arange(self.max_distance + 1, device="cpu"))
-        return int((buckets == buckets[-1]).nonzero()[0])

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from .positions import Dims, LayerContext, PositionScheme, register
 from .schemes_bias import Alibi
 from .schemes_common import (
-    LARGEST,
-    Bucketed,
     Clipped,
     LayerNorm,
     LearnedFrequencies,
@@ -54,9 +52,9 @@ class Shaw(RelativeVectors):
 
     paper, formula = "Shaw et al. 2018", "q_i . r_{clip(j - i)} / sqrt(D)"
 
-    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 64):
         super().__init__(dims, max_distance)
-        self.table = Table(2 * max_distance + 1, dims.head_dim, std)
+        self.table = Table(2 * max_distance + 1, dims.head_dim)
 
     def vectors(self, positions: TokenPositions) -> Tensor:
         return self.table(self.rows(positions))
@@ -70,7 +68,7 @@ class ShawSinusoidal(RelativeVectors):
 
     def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
-        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+        self.amplitude = amplitude
         self.width = len(frequencies(dims.head_dim)) * 2
 
     def vectors(self, positions: TokenPositions) -> Tensor:
@@ -87,7 +85,7 @@ class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
 
     def __init__(self, dims: Dims, max_distance: int = 64, amplitude: float = 1.0):
         super().__init__(dims, max_distance)
-        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+        self.amplitude = amplitude
         self.start_frequencies(dims.head_dim)
 
     def vectors(self, positions: TokenPositions) -> Tensor:
@@ -101,9 +99,9 @@ class ShawValues(Clipped):
 
     paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
 
-    def __init__(self, dims: Dims, max_distance: int = 64, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 64):
         super().__init__(dims, max_distance)
-        self.table = Table(2 * max_distance + 1, dims.value_dim, std)
+        self.table = Table(2 * max_distance + 1, dims.value_dim)
 
     def value(self, weights: Tensor, layer: LayerContext) -> Tensor:
         rows = self.table(self.rows(layer.positions)).to(weights.dtype)  # [2S - 1, E]
@@ -122,11 +120,11 @@ class Deberta(PositionScheme):
     paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
     extra_terms, own_projections = 2, True
 
-    def __init__(self, dims: Dims, max_distance: int = 512, std: float = 0.02):
+    def __init__(self, dims: Dims, max_distance: int = 512):
         super().__init__(dims)
         self.heads, layers = dims.heads, dims.layers if self.own_projections else 1
-        self.max_distance = self.saturates_at = at_least(1, max_distance=max_distance)
-        self.table = Table(2 * max_distance, dims.width, std)
+        self.max_distance = at_least(1, max_distance=max_distance)
+        self.table = Table(2 * max_distance, dims.width)
         self.q = nn.ModuleList(Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
         self.k = nn.ModuleList(Linear(dims.width, dims.heads * dims.head_dim, bias=False) for _ in range(layers))
 
@@ -150,7 +148,7 @@ class DebertaShared(Deberta):
 
 
 @register("deberta_v2")
-class DebertaV2(Bucketed):
+class DebertaV2(PositionScheme):
     """DeBERTa v2 and v3 (He et al., 2023), LTG-BERT and GPT-BERT: `deberta` without projections of its own.
 
     q_i . K(P_{b(i-j)}) + k_j . Q(P_{b(i-j)}), where P is layer-normed, and Q and K are the layer's own W_Q and W_K with
@@ -162,15 +160,15 @@ class DebertaV2(Bucketed):
     paper, formula = "He et al. 2023", "(q_i . W_K P_{b(i-j)} + k_j . W_Q P_{b(i-j)}) / sqrt(3D)"
     extra_terms = 2
 
-    def __init__(self, dims: Dims, buckets: int = 256, max_distance: int = 512, std: float = 0.02):
+    def __init__(self, dims: Dims, buckets: int = 256, max_distance: int = 512):
         super().__init__(dims)
         if buckets < 4 or buckets % 2:
             raise ValueError(f"buckets must be an even number, at least 4, not {buckets}")
         if max_distance <= buckets // 2 + 1:
             raise ValueError(f"max_distance must be more than buckets / 2 + 1, not {max_distance}")
-        self.buckets, self.max_distance = at_least(4, buckets=buckets), at_least(1, max_distance=max_distance)
+        self.buckets, self.max_distance = buckets, max_distance
         width = dims.input_width or dims.width
-        self.table, self.norm = Table(2 * buckets - 1, width, std), LayerNorm(width)
+        self.table, self.norm = Table(2 * buckets - 1, width), LayerNorm(width)
 
     def bucket_of(self, offset: Tensor) -> Tensor:
         """-(buckets - 1) .. buckets - 1, with the sign of the offset."""
@@ -228,17 +226,16 @@ class Wavelets(PositionScheme):
 
     paper, formula = "Oka et al. 2025", "q_i . psi((j - i - b) / a) / sqrt(D), psi Ricker's wavelet"
 
-    def __init__(self, dims: Dims, scales: int = 8, amplitude: float = 1.0):
+    def __init__(self, dims: Dims, scales: int = 8):
         super().__init__(dims)
-        self.scales, self.width = int(at_least(1, 64, scales=scales)), dims.head_dim
-        self.amplitude = at_least(-LARGEST, amplitude=amplitude)
+        self.scales, self.width = at_least(1, scales=scales), dims.head_dim
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         column = torch.arange(self.width, device=q.device)
         shift = column // self.scales - ((self.width - 1) // self.scales) / 2
         t = (layer.positions.offsets[:, None] - shift) / 2.0 ** (column % self.scales)  # [2S - 1, D]
         vectors = (1 - t.square()) * torch.exp(-t.square() / 2)
-        return layer.positions.select(q @ scaled(vectors, self.amplitude).to(q.dtype).T)
+        return layer.positions.select(q @ vectors.to(q.dtype).T)
 
 
 @register("cope")
@@ -256,8 +253,7 @@ class Cope(PositionScheme):
 
     def __init__(self, dims: Dims, positions: int = 64):
         super().__init__(dims)
-        self.positions = int(at_least(2, 10**4, positions=positions))
-        self.saturates_at = self.positions - 1  # counted tokens
+        self.positions = at_least(2, positions=positions)
         self.table = nn.Parameter(torch.zeros(2, self.positions, dims.head_dim))  # left, right
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
@@ -317,21 +313,20 @@ class Cable(ContentDecay):
 @register("grape_a")
 class GrapeA(ContentDecay):
     """GRAPE-A (Zhang et al., 2025), key-gated: ALiBi, whose slopes the keys decide, omega_h m_h softplus(u_h . k_j /
-    sqrt(D)) per token of distance, with u_h of length 1, ALiBi's slopes m and omega, which starts at 1. query: the
-    queries decide. Each layer has its own in theirs: grape_a:layer."""
+    sqrt(D)) per token of distance, with u_h of length 1, ALiBi's slopes m and omega, which starts at 1. Each layer has
+    its own in theirs: grape_a:layer."""
 
     paper, formula = "Zhang et al. 2025 (GRAPE)", "-|j - i| omega_h m_h softplus(u_h . k_j / sqrt(D))"
     undecayed = "omega", "direction"
 
-    def __init__(self, dims: Dims, query: bool = False):
+    def __init__(self, dims: Dims):
         super().__init__(dims)
-        self.query = query
         self.omega = nn.Parameter(torch.full((dims.heads,), math.log(math.e - 1)))  # softplus of it is 1
         self.direction = nn.Parameter(torch.randn(dims.heads, dims.head_dim) * dims.head_dim**-0.5)
 
     def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
-        x = (q if self.query else k).float() * q.size(-1) ** -0.5
+        x = k.float() * q.size(-1) ** -0.5
         gate = F.softplus(x @ F.normalize(self.direction.float(), dim=-1)[:, :, None])  # [B, H, L, 1]
         slope = F.softplus(self.omega.float()) * Alibi.slopes_of(len(self.omega), q.device)
         distance = (layer.positions.index - layer.positions.index[:, None]).abs()  # [L, L]
-        return distance * slope[:, None, None] * (gate if self.query else gate.transpose(2, 3))
+        return distance * slope[:, None, None] * gate.transpose(2, 3)

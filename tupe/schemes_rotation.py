@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, positive, scaled
+from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, more_than
 from .token_positions import TokenPositions
 
 
@@ -22,19 +22,19 @@ class Rope(LearnedFrequencies, PositionScheme):
     parameters.
 
     fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
-    even one, at least 2. learned: the frequencies are learned, from the fixed ones on; with heads, those of each head
-    (GRAPE-M: Zhang et al., 2025, where each layer has its own: rope:layer). local_base: that of all layers but every
-    `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: no rotation in
-    every `every`th layer, which sees all beside windows (RNoPE: Yang et al., 2025; SWAN: Puvvada et al., 2025, with
-    `log_length`).
+    even one, at least 2. learned: the frequencies are learned, from the fixed ones on; heads: each head has its own
+    (GRAPE-M: Zhang et al., 2025, where each layer has its own, too: rope:layer). local_base: the base of all layers but
+    every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: every
+    `every`th layer, which sees all beside windows, has no rotation (RNoPE: Yang et al., 2025; SWAN: Puvvada et al.,
+    2025, with `log_length`).
 
-    For sequences s times as long as those of the training, three ways, to be given after it. interpolate:s divides
-    positions by s (Chen et al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which
-    divides the lowest frequency by s and keeps the highest. yarn:s (Peng et al., 2024) divides the low frequencies
-    alone, as the authors' code does: with a ramp over the columns between those of 32 and of 1 turns within
-    the max_positions that the model had when it got the option, which stay with its weights; and multiplies q and k by
-    0.1 ln s + 1, the columns that are not rotated too (Hugging Face's scales only the rotated ones). Raises ValueError
-    for two of these, and for options that contradict each other.
+    Three options extend a trained model to sequences s times as long. interpolate:s divides positions by s (Chen et
+    al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which divides the lowest
+    frequency by s and keeps the highest. yarn:s (Peng et al., 2024) divides only the low frequencies, as the authors'
+    code does: a ramp leads from the columns that turn 32 times to the columns that turn once within max_positions. It
+    takes the max_positions that the model had when it got the option, and keeps the number with the weights. It also
+    multiplies q and k by 0.1 ln s + 1, including the columns that are not rotated (Hugging Face scales only the rotated
+    ones). Raises ValueError for two of these, and for options that contradict each other.
     """
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
@@ -46,10 +46,8 @@ class Rope(LearnedFrequencies, PositionScheme):
         heads: bool = False,
     ):  # fmt: skip
         super().__init__(dims)
-        for name, value in {"base": base, "local_base": local_base or base}.items():
-            if not value > 1:
-                raise ValueError(f"{name} must be more than 1, not {value}")
-            at_least(1, 1e30, **{name: value})
+        more_than(1, base=base)
+        more_than(1, local_base=local_base or base)
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be more than 0 and at most 1, not {fraction}")
         for name, value in {"every": every, "interpolate": interpolate, "ntk": ntk, "yarn": yarn}.items():
@@ -74,19 +72,19 @@ class Rope(LearnedFrequencies, PositionScheme):
             self.start_frequencies(self.columns(dims.head_dim), base, dims.heads if heads else 0)
 
     def columns(self, width: int) -> int:
-        """How many columns of vectors of this width are rotated."""
+        """The number of rotated columns of vectors of this width."""
         return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
 
     def frequencies(self, columns: int, base: float, device: torch.device) -> Tensor:
-        """[columns / 2] or [H, columns / 2], those of the training or, for longer sequences, lower ones."""
+        """[columns / 2] or [H, columns / 2]: the frequencies of training or, for longer sequences, lower ones."""
         omega = self.omega if self.learned else frequencies(columns, device, base)
         if self.interpolate > 1:
             return omega / self.interpolate
-        m = torch.arange(omega.size(-1), device=device)
         if self.ntk > 1 and columns > 2:
+            m = torch.arange(omega.size(-1), device=device)
             return omega * self.ntk ** (-2 * m / (columns - 2))
         if self.yarn > 1:
-            length = self.trained.double()
+            m, length = torch.arange(omega.size(-1), device=device), self.trained.double()
             # the columns that turn 32 times and once
             low, high = (columns * (length / (2 * math.pi * n)).log() / (2 * math.log(base)) for n in (32, 1))
             low, high = low.floor().clamp(min=0), high.ceil().clamp(max=columns - 1)
@@ -94,19 +92,18 @@ class Rope(LearnedFrequencies, PositionScheme):
             return omega * (1 - slow + slow / self.yarn)
         return omega
 
-    def rotated(self, x: Tensor, layer: LayerContext, sign: int = 1) -> Tensor:
-        """x [..., L, D] with each row rotated by its position times sign."""
-        columns = self.columns(x.size(-1))
-        omega = self.frequencies(columns, self.local_base if layer.index % self.every else self.base, x.device)
-        angle = sign * layer.positions.index[:, None] * omega[..., None, :]  # [L or H, L, columns / 2]
-        if columns == x.size(-1):
-            return rotated(x, angle)
-        return torch.cat([rotated(x[..., :columns], angle), x[..., columns:]], dim=-1)
+    def angles(self, width: int, layer: LayerContext) -> Tensor:
+        """[L, columns / 2] or [H, L, columns / 2], by which the rows of vectors of this width are rotated."""
+        index = layer.positions.index
+        base = self.local_base if layer.index % self.every else self.base
+        return index[:, None] * self.frequencies(self.columns(width), base, index.device)[..., None, :]
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         if self.local and layer.index % self.every == 0:
             return q, k, v
-        q, k = self.rotated(q, layer), self.rotated(k, layer)
+        angle = self.angles(q.size(-1), layer)
+        cos, sin = angle.cos(), angle.sin()
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
         if self.yarn > 1:
             q, k = (x * (0.1 * math.log(self.yarn) + 1) for x in (q, k))
         return q, k, v
@@ -122,23 +119,24 @@ class RopeValues(Rope):
         super().__init__(dims, base, fraction)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
-        return self.rotated(q, layer), self.rotated(k, layer), self.rotated(v, layer)
+        q, k, _ = super().rotate(q, k, v, layer)
+        angle = self.angles(v.size(-1), layer)
+        return q, k, turned(v, angle.cos(), angle.sin())
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
-        return self.rotated(out, layer, -1)
-
-
-def rotated(x: Tensor, angle: Tensor) -> Tensor:
-    """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by angle[i, m]; angle: [L, D / 2], or one for each head
-    [H, L, D / 2], or for each sequence and head [B, H, L, D / 2]."""
-    return turned(x, angle.cos(), angle.sin())
+        angle = self.angles(out.size(-1), layer)
+        return turned(out, angle.cos(), -angle.sin())
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotated`, given the cosines and sines of the angles; others stretch the columns, too."""
+    """x [..., L, D] with columns (2m, 2m + 1) of row i rotated by the angle of cos[i, m] and sin[i, m]. cos, sin:
+    [L, D / 2], or for each head [H, L, D / 2], or for each sequence and head [B, H, L, D / 2]; with fewer columns, the
+    last ones of x stay. FoPE's sums of cosines and sines stretch the columns, too."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    even, odd = x[..., ::2], x[..., 1::2]
-    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+    columns = 2 * cos.size(-1)
+    even, odd = x[..., :columns:2], x[..., 1:columns:2]
+    new = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+    return new if columns == x.size(-1) else torch.cat([new, x[..., columns:]], dim=-1)
 
 
 @register("fope")
@@ -159,9 +157,7 @@ class Fope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 10000.0, std: float = 0.01, learned: bool = False):
         super().__init__(dims)
-        if not base > 1:
-            raise ValueError(f"base must be more than 1, not {base}")
-        self.base, self.width = at_least(1, 1e30, base=base), dims.head_dim
+        self.base, self.width = more_than(1, base=base), dims.head_dim
         pairs = len(frequencies(dims.head_dim))
         mixtures = torch.eye(pairs) + at_least(0, std=std) * torch.randn(2, dims.heads, pairs, pairs)
         self.register_buffer("trained", torch.tensor(dims.max_positions))
@@ -192,8 +188,8 @@ class SelectiveRope(PositionScheme):
 
     The angle of token i is omega_m times the sum of phi_hm(x_l) over the tokens l up to i; phi is a projection of the
     layer's input through `rank` numbers, each layer's own. So the phase between two tokens is the sum over those
-    between them, to the left as to the right. phi = 1 would be RoPE. The base is that of the authors' code, which also
-    projects each head's part of x, at length 1, and has a short convolution before the sum: left out here.
+    between them, to the left as to the right. phi = 1 would be RoPE. The base is the authors'. Their code also projects
+    each head's part of x, at length 1, and has a short convolution before the sum: both are left out here.
     """
 
     paper, formula = "Movahedi et al. 2026 (Selective RoPE)", "rope, by the angle omega sum_{l <= i} phi_h(x_l)"
@@ -201,10 +197,8 @@ class SelectiveRope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 500000.0, rank: int = 16):
         super().__init__(dims)
-        if not base > 1:
-            raise ValueError(f"base must be more than 1, not {base}")
-        self.base, self.heads, self.width = at_least(1, 1e30, base=base), dims.heads, dims.head_dim
-        pairs, rank = len(frequencies(dims.head_dim)), int(at_least(1, 10**4, rank=rank))
+        self.base, self.heads, self.width = more_than(1, base=base), dims.heads, dims.head_dim
+        pairs, rank = len(frequencies(dims.head_dim)), at_least(1, rank=rank)
         inputs = dims.input_width or dims.width
         self.down = nn.ModuleList(Linear(inputs, rank, bias=False) for _ in range(dims.layers))
         self.up = nn.ModuleList(Linear(rank, dims.heads * pairs, bias=False) for _ in range(dims.layers))
@@ -214,7 +208,7 @@ class SelectiveRope(PositionScheme):
         steps = layer.counted(in_float32(steps))  # [B, L, C / 2]
         phase = steps.cumsum(1).unflatten(2, (self.heads, -1)).transpose(1, 2)  # [B, H, L, D / 2]
         angle = phase * frequencies(self.width, q.device, self.base)
-        return rotated(q, angle), rotated(k, angle), v
+        return turned(q, angle.cos(), angle.sin()), turned(k, angle.cos(), angle.sin()), v
 
 
 @register("pope")
@@ -233,9 +227,7 @@ class Pope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 10000.0):
         super().__init__(dims)
-        if not base > 1:
-            raise ValueError(f"base must be more than 1, not {base}")
-        self.base = at_least(1, 1e30, base=base)
+        self.base = more_than(1, base=base)
         self.delta = nn.Parameter(torch.zeros(dims.heads, dims.head_dim))
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
@@ -289,16 +281,15 @@ class Urpe(Clipped):
     to 1."""
 
     paper, formula = "Luo et al. 2022", "a_ij g[h, clip(j - i, 128)]"
-    undecayed = ("table",)  # 0 is no gate that all others could be drawn to, it shuts off every token
+    undecayed = ("table",)  # decay would pull gates towards 0, which shuts off every token
 
-    def __init__(self, dims: Dims, max_distance: int = 128, multiplier: float = 1.0):
+    def __init__(self, dims: Dims, max_distance: int = 128):
         super().__init__(dims, max_distance)
-        self.multiplier = positive(multiplier=multiplier)
-        self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1) / multiplier)
+        self.table = nn.Parameter(torch.ones(dims.heads, 2 * max_distance + 1))
 
     def gate(self, positions: TokenPositions) -> Tensor:
         by_offset = self.table[:, self.rows(positions)]  # [H, 2S - 1]
-        return positions.spread(scaled(by_offset.float(), self.multiplier))
+        return positions.spread(by_offset.float())
 
 
 @register("window")
@@ -312,7 +303,6 @@ class Window(PositionScheme):
     """
 
     paper, formula = "Warner et al. 2024 (ModernBERT)", "a_ij = 0 for |j - i| > size / 2, but in every third layer"
-    saturates_at = 0
 
     def __init__(self, dims: Dims, size: int = 128, every: int = 3):
         super().__init__(dims)

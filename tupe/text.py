@@ -7,7 +7,7 @@
     encoder.spans(text)         -> [Span(piece, start, end), ...]
     encoder.decode(ids)         -> "tok tok ..."
 
-Spans are those of normaliser.py. A piece that starts a word starts with "\u2581"."""
+normaliser.py defines spans. A piece that starts a word starts with "\u2581"."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ def load_sentencepiece(path: Path) -> Any:
             return sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError:
         pass
-    raise ValueError(f"{path} is no model of SentencePiece, or cut off")
+    raise ValueError(f"{path} is not a SentencePiece model, or is cut off")
 
 
 # What a dictionary's symbols look like where a word begins ("\u2581the", "\u0120the"), or goes on ("##s"; "hel@@" says
@@ -57,19 +57,19 @@ def word_marks(symbols: list[str]) -> tuple[list[bool], list[bool]]:
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """The types of a dict.txt with the special ones, in the order of their ids: whoever reads one comes here first.
-    Raises ValueError for another file, and for one that is not as long as the manifest.json beside it says."""
+    """The types of a dict.txt with the special ones, in the order of their ids. Raises ValueError for another kind of
+    file, and for a file that is not as long as the manifest.json beside it says."""
     try:
         lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no dictionary: byte {error.start} is not UTF-8 ({error.reason})") from None
+        raise ValueError(f"{path} is not a dictionary: byte {error.start} is not UTF-8 ({error.reason})") from None
     if wrong := [line for line in lines if not line.rpartition(" ")[2].isdecimal()]:
-        raise ValueError(f"{path} is no dictionary: {wrong[0][:60]!r} is no symbol and its count")
+        raise ValueError(f"{path} is not a dictionary: {wrong[0][:60]!r} is not a symbol and its count")
     symbols = [*TextEncoder.SPECIALS, *(line.rsplit(" ", 1)[0] for line in lines)]
     symbols = symbols if MASK in symbols else [*symbols, MASK]  # as fairseq's task adds it
     if len(set(symbols)) < len(symbols):
         twice = next(symbol for symbol, count in Counter(symbols).items() if count > 1)
-        raise ValueError(f"{path} is no dictionary: {twice[:60]!r} is a type twice")
+        raise ValueError(f"{path} is not a dictionary: it has the type {twice[:60]!r} twice")
     types = _manifest(path.parent).get("vocab_size") if path.name == "dict.txt" else None
     if types not in (None, len(symbols)):
         raise ValueError(f"{path} makes {len(symbols)} types, not the {types} of manifest.json: cut off?")
@@ -78,8 +78,8 @@ def read_dictionary(path: Path) -> list[str]:
 
 class TextEncoder:
     """Raw text -> the pieces and ids of pre-training, and back, from the files that `tupe prepare corpus` wrote to
-    `data_dir`. It is one of the classes below: the one that manifest.json names, else the paper's, or that of
-    tokenizer.json where there is one. Another way to make ids of text is another class.
+    `data_dir`. It is one of the classes below: the one that manifest.json names, else `TokenizerText` where there is a
+    tokenizer.json, else `PaperText`. Another way to make ids of text is another class.
 
     normaliser: `Normaliser` or `Raw`, for text that is not encoded yet. has_words: False for a language without blanks
     between words. Raises ValueError if a file is missing.
@@ -127,8 +127,8 @@ class TextEncoder:
         return len(self.symbols)
 
     def save(self, folder: str | Path, prefix: str = "") -> list[Path]:
-        """Copy the encoder's files into a folder; returns their paths there. Raises FileNotFoundError for one that is
-        needed and gone, such as that of a folder which no longer exists."""
+        """Copy the encoder's files into a folder; returns their paths there. Raises FileNotFoundError if one that is
+        needed is gone."""
         saved = []
         for file in (self.folder / name for name in self.FILES):
             if file.is_file() or file.name in self.needed():
@@ -324,10 +324,10 @@ class TokenizerText(TextEncoder):
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _encode_parts(self, text: str, whole: Collection[str], mask: int, token: Any) -> SimpleNamespace:
-        """Of a text with other special tokens, which the library would take for such: what stands between the marks is
-        ordinary. token: that of the mask, which says whether it takes the blanks around it."""
+        """The encoding of a text in which other special tokens are ordinary text: it is encoded part by part, between
+        the marks. token: the mask's, which says whether it takes the blanks around it."""
         marks = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))
-        left, right = (r"\s*" * getattr(token, side, False) for side in ("lstrip", "rstrip"))
+        left, right = (r"\s*" if getattr(token, side, False) else "" for side in ("lstrip", "rstrip"))
         encode, ids, offsets, start = self.ordinary(self.tokenizer), [], [], 0
         for number, part in enumerate(re.split(f"({left}(?:{marks}){right})", text)):
             here = SimpleNamespace(ids=[mask], offsets=[(0, len(part))]) if number % 2 else encode(part)
@@ -361,11 +361,11 @@ class TokenizerText(TextEncoder):
 
 
 def load_tokenizer(content: str, name: Any) -> Any:
-    """A `tokenizers.Tokenizer`. name: of the file, for the ValueError where it is none."""
+    """A `tokenizers.Tokenizer`. name: the file's, for the ValueError if the content is something else."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads and worker processes do not go together
     try:
         return library("tokenizers").Tokenizer.from_str(content)
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the library raises nothing more precise
-        raise ValueError(f"{name} is no tokenizer.json: {' '.join(str(error).split())[:100]}") from None
+        raise ValueError(f"{name} is not a tokenizer.json: {' '.join(str(error).split())[:100]}") from None

@@ -1,7 +1,7 @@
-"""Where the tokens of a sequence stand, and what is known by offset, spread over their pairs.
+"""The positions of the tokens of a sequence, and functions that bring values by offset to all pairs of tokens.
 
 L sequence length, R number of queries (L, but in a block of them), S span: offsets are -(S-1) .. S-1. The offset of key
-j from query i is the position of j minus that of i. Position 0 is [CLS].
+j from query i is the position of j minus the position of i. Position 0 is [CLS].
 """
 
 import torch
@@ -30,7 +30,7 @@ class TokenPositions:
         span: int | None = None,
     ):
         self.length, self.drawn = length, drawn
-        self.device = device if drawn is None else drawn.device
+        self.device = torch.device(device) if drawn is None else drawn.device
         self.span: int = length if drawn is None or span is None else span
         self.first, self.last = 0, length  # the queries are tokens first .. last-1
 
@@ -62,7 +62,7 @@ class TokenPositions:
 
     @property
     def pairs(self) -> Tensor:
-        """[R, L], where in `offsets` that of key j from query i is."""
+        """[R, L], the place in `offsets` of each key's offset from each query."""
         return self.index - self.queries[:, None] + self.span - 1
 
     def near(self, reach: int) -> Tensor:
@@ -70,14 +70,14 @@ class TokenPositions:
         return (self.index - self.index[:, None]).abs() <= reach
 
     def spread(self, by_offset: Tensor) -> Tensor:
-        """[..., 2S - 1] values of `offsets` -> [..., R, L], that of every pair."""
+        """[..., 2S - 1] values of `offsets` -> [..., R, L], the value of every pair."""
         if not self.by_index:
             return toeplitz(by_offset, self.length, self.first, self.last)
         pairs = self.pairs
         return by_offset.index_select(-1, pairs.flatten()).view(*by_offset.shape[:-1], *pairs.shape)
 
     def select(self, x: Tensor) -> Tensor:
-        """[..., L, 2S - 1], of each query by offset -> [..., L, L], entry (i, j) is x[i] at the offset of j."""
+        """[..., L, 2S - 1], each query's values by offset -> [..., L, L], entry (i, j) is x[i] at the offset of j."""
         if not self.by_index:
             return skew(x)
         pairs = self.pairs
@@ -111,8 +111,8 @@ def draw_positions(length: int, span: int, kind: str, device: torch.device | str
 
 
 def toeplitz(by_offset: Tensor, length: int, first: int = 0, last: int | None = None) -> Tensor:
-    """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i, or of it
-    the rows first .. last-1."""
+    """[..., 2L - 1] values for offsets -(L-1) .. L-1 -> [..., L, L] with entry (i, j) = value of offset j - i, or only
+    its rows first .. last-1."""
     # contiguous: else the memory order of a table, [2L - 1, H], would make every later pass over one head strided
     rows = by_offset.contiguous().unfold(-1, length, 1)  # a view, last query first
     return rows[..., length - (last or length) : length - first, :].flip(-2)

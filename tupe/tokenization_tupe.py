@@ -1,22 +1,25 @@
 """The paper's pipeline of `tupe.text` as a fast tokeniser of the transformers library. It needs sacremoses, spacy (its
 English rules, no model), and sentencepiece."""
 
+import bisect
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tokenizers import PreTokenizedString, Token, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-# Of a folder with code, transformers 4 copies only the files that are named here.
+# From a folder with code, transformers 4 copies only the files that are named here.
 from .normaliser import Span
 from .text import PaperText
 
 
 def _slices(part: Any, borders: list[tuple[int, int]], first: int = 0) -> list[Any]:
-    """What stands between the borders, which count from `first`. The library counts the characters of a text from its
-    start for every slice of it, which for many words takes quadratic time, and halves of halves do not."""
+    """The slices of a text between borders, which count from `first`. The library counts the characters of a text from
+    its start for every slice, which takes quadratic time for many words; so the text is halved first, again and
+    again."""
     half = len(borders) // 2
     if not half:
         return [part[start - first : end - first] for start, end in borders]
@@ -24,12 +27,39 @@ def _slices(part: Any, borders: list[tuple[int, int]], first: int = 0) -> list[A
     return _slices(part[: end - first], borders[:half], first) + _slices(part[start - first :], borders[half:], start)
 
 
+# Whether a full stop belongs to its word or ends a sentence depends on what comes next. A given word of a text gets one
+# of these endings: nothing, or a blank and a sign like the first one of the next word in its sentence.
+NEXT_WORDS = ("", "\x1fa", "\x1f0", "\x1fX")
+NEXT_WORD = re.compile("\x1f[a0X]$")
+
+
 class PaperWords:
-    """What the library `tokenizers` calls for the words of a text, and for the text of pieces: `PaperText` does both.
+    """Called by the library `tokenizers` for the words of a text, and for the text of pieces; `PaperText` does both.
     later: returns the tokens that were added to the vocabulary, with their ids."""
 
     def __init__(self, text: PaperText, later: Callable[[], dict[str, int]]):
         self.text, self.later = text, later
+
+    def word_spans(self, text: str) -> list[list[Span]]:
+        """`PaperText.word_spans` of a text, or of a word of `in_context`, without the word behind it."""
+        words = self.text.word_spans(text, ["<mask>", *self.later()])
+        end = NEXT_WORD.search(text)
+        return words if end is None else [word for word in words if word[0].start < end.start()]
+
+    def in_context(self, words: list[str]) -> list[str]:
+        """The words of a text, each with one of NEXT_WORDS, so that the library, which sees one at a time, cuts them as
+        in the text."""
+        starts = [*itertools.accumulate((len(word) + 1 for word in words), initial=0)]
+        in_text: list[list[str]] = [[] for _ in words]
+        for span in itertools.chain(*self.word_spans(" ".join(words))):
+            in_text[bisect.bisect(starts, span.start) - 1].append(span.text)
+        return [
+            next((word + after for after in NEXT_WORDS if self.pieces(word + after) == pieces), word)
+            for word, pieces in zip(words, in_text, strict=True)
+        ]
+
+    def pieces(self, text: str) -> list[str]:
+        return [span.text for word in self.word_spans(text) for span in word]
 
     def pre_tokenize(self, pretok: PreTokenizedString) -> None:
         """Cut a text into words, and these into pieces. A piece's place in its word is counted in bytes."""
@@ -37,7 +67,7 @@ class PaperWords:
         words: list[tuple[list[Span], int]] = []
 
         def cut(_: int, part: Any) -> list[Any]:
-            here = self.text.word_spans(str(part), ["<mask>", *later])
+            here = self.word_spans(str(part))
             borders = [(min(s.start for s in word), max(s.end for s in word)) for word in here]
             words.extend((word, start) for word, (start, _) in zip(here, borders, strict=True))
             return _slices(part, borders)
@@ -76,16 +106,10 @@ class TupeTokenizer(PreTrainedTokenizerFast):
         for name in self.vocab_files_names:
             options.pop(name, None)
         self.text = PaperText(Path(dict_file).parent)
-        names = {
-            "bos": "<s>",
-            "cls": "<s>",
-            "pad": "<pad>",
-            "eos": "</s>",
-            "sep": "</s>",
-            "unk": "<unk>",
-            "mask": "<mask>",
-        }
-        special = {f"{kind}_token": token for kind, token in names.items()}
+        special = {
+            "bos_token": "<s>", "cls_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "sep_token": "</s>",
+            "unk_token": "<unk>", "mask_token": "<mask>",
+        }  # fmt: skip
         backend = Tokenizer(models.WordLevel(self.text.ids, unk_token="<unk>"))
         backend.post_processor = processors.TemplateProcessing(
             ["<s>", "$A", "</s>"], ["<s>", "$A", "</s>", "</s>", "$B:0", "</s>"], [("<s>", 0), ("</s>", 2)]
@@ -96,9 +120,25 @@ class TupeTokenizer(PreTrainedTokenizerFast):
 
     def _hook(self) -> None:
         """Functions of Python: they cannot be copied with the backend."""
-        words = PaperWords(self.text, self.later_tokens)
-        self._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(words)
-        self._tokenizer.decoder = decoders.Decoder.custom(words)
+        self.words = PaperWords(self.text, self.later_tokens)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(self.words)
+        self._tokenizer.decoder = decoders.Decoder.custom(self.words)
+
+    def __call__(
+        self, text: Any = None, text_pair: Any = None, *args: Any, is_split_into_words: bool = False, **options: Any
+    ) -> BatchEncoding:
+        """Encode texts, as every tokeniser does. With is_split_into_words, words are cut as in the text that they make
+        when they are joined by blanks."""
+        if is_split_into_words:
+            text, text_pair = self._in_context(text), self._in_context(text_pair)
+        return super().__call__(text, text_pair, *args, is_split_into_words=is_split_into_words, **options)
+
+    def _in_context(self, words: Any) -> Any:
+        """`PaperWords.in_context` for the words of a text, or of several."""
+        if not words:
+            return words
+        is_text = isinstance(words[0], str)
+        return self.words.in_context(words) if is_text else [self._in_context(each) for each in words]
 
     def __getstate__(self) -> dict[str, Any]:
         self._tokenizer.pre_tokenizer = self._tokenizer.decoder = None
@@ -114,20 +154,6 @@ class TupeTokenizer(PreTrainedTokenizerFast):
     def later_tokens(self) -> dict[str, int]:
         """Tokens that were added to the vocabulary, with their ids."""
         return {token: index for token, index in self.added_tokens_encoder.items() if index >= len(self.text)}
-
-    def convert_ids_to_tokens(self, ids: int | list[int], skip_special_tokens: bool = False) -> str | list[str]:
-        """Ids that are none (-100 in labels) are <unk>."""
-        many = [
-            index if 0 <= index < len(self) else self.unk_token_id for index in ([ids] if isinstance(ids, int) else ids)
-        ]
-        tokens = super().convert_ids_to_tokens(many, skip_special_tokens=skip_special_tokens)
-        return tokens[0] if isinstance(ids, int) else tokens
-
-    def build_inputs_with_special_tokens(
-        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
-    ) -> list[int]:
-        ids = [self.bos_token_id, *token_ids_0, self.eos_token_id]
-        return ids if token_ids_1 is None else [*ids, self.eos_token_id, *token_ids_1, self.eos_token_id]
 
     def get_special_tokens_mask(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False

@@ -1,19 +1,19 @@
-"""Whether the model's code is read, not run: what depends on values, or on the length, must wait till it runs."""
+"""Whether the model's code is being traced. Traced code must not depend on values, or on the length."""
 
 import torch
 
 
 def is_traced() -> bool:
-    """In torch.compile, torch.export and torch.jit.trace, and so in torch.onnx.export; and in torch.func."""
-    # what `is_transformed` and `torch.jit.is_tracing` ask: every linear layer does
+    """Whether this runs in torch.compile, torch.export, torch.jit.trace (and so torch.onnx.export) or torch.func."""
+    # The calls inside `is_transformed` and `torch.jit.is_tracing`, because every linear layer asks.
     return torch.compiler.is_compiling() or torch._C._is_tracing() or torch._C._are_functorch_transforms_active()
 
 
 def is_transformed() -> bool:
-    """In torch.func's `grad`, `vmap`, `jvp` and the like, which know no `autograd.Function` of ours."""
+    """Whether this runs in torch.func's `grad`, `vmap`, `jvp` and the like. They cannot take our autograd functions."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_exported() -> bool:
-    """As `is_traced`, but only for other engines."""
+    """Whether code is traced for another engine, which has to be right at every length."""
     return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()

@@ -65,13 +65,13 @@ def _store_rows(X, base, rows, stride, values, L, width: constexpr, columns: con
 
 @jit
 def _logits(
-    q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, bias_0,
+    q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
     """[M, N] float32; -inf at keys that are padding, or beyond the sequence."""
     x = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if HAS_BIAS:
-        at = BIAS + bias_0 + h * bias_h + i[:, None] * bias_i + j[None] * bias_j
+        at = BIAS + h * bias_h + i[:, None] * bias_i + j[None] * bias_j
         if EVEN:
             bias = tl.load(at)
         elif WHOLE_ROWS:  # of a mask by rows alone, neighbours are loaded together
@@ -114,7 +114,7 @@ def _kept(SEED, b, h, H, i, j, limit):
 @jit
 def _forward(
     Q, K, V, BIAS, MASK, SEED, OUT, LSE, scale, limit, gain, H, L,
-    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, out_b, out_h, out_i, bias_h, bias_i, bias_j, bias_0,
+    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, out_b, out_h, out_i, bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
@@ -129,8 +129,7 @@ def _forward(
         k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD, EVEN)
         v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE, EVEN)
         x = _logits(
-            q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, EVEN,
-            WHOLE_ROWS,
+            q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, EVEN, WHOLE_ROWS
         )  # fmt: skip
         new = tl.maximum(top, tl.max(x, 1) * 1.4426950408889634)
         shift = tl.where(new == float("-inf"), 0.0, new)  # no key so far
@@ -151,13 +150,11 @@ def _forward(
 
 @jit
 def _gradient_of_logits(
-    q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L, bias_h, bias_i, bias_j, bias_0,
+    q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L, bias_h, bias_i, bias_j,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
     """(gradient of the logits, weights that stay, without their factor), [M, N] each."""
-    x = _logits(
-        q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, EVEN, WHOLE_ROWS
-    )  # fmt: skip
+    x = _logits(q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, EVEN, WHOLE_ROWS)
     weights = _exp(x, lse)
     dropped, of_weights = weights, tl.dot(grad, tl.trans(v), input_precision="ieee")
     if DROPS:
@@ -171,7 +168,7 @@ def _gradient_of_logits(
 def _backward_q(
     Q, K, V, OUT, GRAD, BIAS, MASK, SEED, LSE, DELTA, DQ, scale, limit, gain, H, L,
     q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, out_b, out_h, out_i, grad_b, grad_h, grad_i, dq_b, dq_h, dq_i,
-    bias_h, bias_i, bias_j, bias_0,
+    bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
@@ -191,7 +188,7 @@ def _backward_q(
         v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE, EVEN)
         dx, _ = _gradient_of_logits(
             q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
-            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
+            bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
         )  # fmt: skip
         dq += tl.dot(dx.to(k.dtype), k, input_precision="ieee")
     _store_rows(DQ, b * dq_b + h * dq_h, i, dq_i, dq * scale, L, D, DD)
@@ -201,7 +198,7 @@ def _backward_q(
 def _backward_kv(
     Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DK, DV, scale, limit, gain, H, L,
     q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, grad_b, grad_h, grad_i, dk_b, dk_h, dk_i, dv_b, dv_h, dv_i,
-    bias_h, bias_i, bias_j, bias_0,
+    bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
@@ -218,7 +215,7 @@ def _backward_kv(
         lse, delta = tl.load(LSE + row, mask=i < L, other=0.0), tl.load(DELTA + row, mask=i < L, other=0.0)
         dx, dropped = _gradient_of_logits(
             q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
-            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
+            bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
         )  # fmt: skip
         dk += tl.dot(tl.trans(dx.to(q.dtype)), q, input_precision="ieee")
         dv += tl.dot(tl.trans(dropped.to(grad.dtype)), grad, input_precision="ieee")
@@ -231,11 +228,11 @@ def _backward_kv(
 @jit
 def _backward_bias(
     Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DBIAS, scale, limit, gain, B, sequences, H, L,
-    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, grad_b, grad_h, grad_i, bias_h, bias_i, bias_j, bias_0,
+    q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, grad_b, grad_h, grad_i, bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
-    """Of so many sequences, from the number of the program's part on."""
+    """The gradient of the bias, summed over one part of the batch."""
     part, h = tl.program_id(2).to(tl.int64) // H, tl.program_id(2).to(tl.int64) % H
     i, j = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
     total = tl.zeros([M, N], tl.float32)
@@ -249,7 +246,7 @@ def _backward_bias(
         lse, delta = tl.load(LSE + row, mask=i < L, other=0.0), tl.load(DELTA + row, mask=i < L, other=0.0)
         dx, _ = _gradient_of_logits(
             q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
-            bias_h, bias_i, bias_j, bias_0, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
+            bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
         )  # fmt: skip
         total += tl.where(part * sequences + number < B, dx, 0.0)
     inside = (i[:, None] < L) & (j[None] < L)
@@ -259,8 +256,8 @@ def _backward_bias(
 class SharedBiasAttention(torch.autograd.Function):
     """softmax(q . k * scale + bias) v, [B, H, L, E] of q, k [B, H, L, D] and v [B, H, L, E].
 
-    bias: [H, L, L], or [H, 2L - 1] by the offset of key from query, or None. mask: [B, L] bool, False at padded keys,
-    or None; a sequence of only padding gives 0. dropout: of the weights, drawn with the device's generator.
+    bias: [H, L, L] or None. mask: [B, L] bool, False at padded keys, or None; a sequence of only padding gives 0.
+    dropout: its probability, for the weights, drawn with the device's generator.
     """
 
     @staticmethod
@@ -276,9 +273,9 @@ class SharedBiasAttention(torch.autograd.Function):
         limit = round(dropout * 2**16)  # of 16 random bits: the probability is rounded to a multiple of 1.5e-5
         ctx.numbers = scale, limit, 1 / (1 - limit / 2**16) if limit < 2**16 else 0.0
         grid, options = launch("forward", q, v, bias, mask, seed)
-        with torch.cuda.device_of(q):  # Triton launches on the current card; autograd makes it that of the gradient
+        with torch.cuda.device_of(q):  # Triton launches on the current card; autograd makes the gradient's card current
             _forward[B, grid[0], H](q, k, v, bias, mask, seed, out, lse, *ctx.numbers, H, L,
-                                    *strides(q, k, v, out), *bias_strides(bias, L), **options)  # fmt: skip
+                                    *strides(q, k, v, out), *bias_strides(bias), **options)  # fmt: skip
         ctx.save_for_backward(q, k, v, bias, mask, seed, out, lse)
         return out
 
@@ -287,7 +284,7 @@ class SharedBiasAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, seed, out, lse = ctx.saved_tensors
         B, H, L, _ = q.shape
-        grad, of_bias, delta = in_rows(grad), bias_strides(bias, L), torch.empty_like(lse)
+        grad, of_bias, delta = in_rows(grad), bias_strides(bias), torch.empty_like(lse)
         shared = grad, bias, mask, seed, lse, delta
         dq, dk, dv = (empty_like(x) for x in (q, k, v))
 
@@ -306,8 +303,7 @@ class SharedBiasAttention(torch.autograd.Function):
             programs = *grid, parts * H
             _backward_bias[programs](q, k, v, *shared, dbias, *ctx.numbers, B, sequences, H, L,
                                      *strides(q, k, v, grad), *of_bias, **options)  # fmt: skip
-            dbias = dbias.sum(0) if parts > 1 else dbias[0]
-            dbias = (by_offset(dbias) if bias.dim() == 2 else dbias).to(bias.dtype)
+            dbias = (dbias.sum(0) if parts > 1 else dbias[0]).to(bias.dtype)
         return dq, dk, dv, dbias, None, None, None
 
 
@@ -322,18 +318,13 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 def strides(*tensors: Tensor) -> list[int]:
-    """Of sequence, head and row."""
+    """The strides of sequence, head and row of each tensor."""
     return [stride for x in tensors for stride in x.stride()[:3]]
 
 
-def bias_strides(bias: Tensor | None, length: int) -> list[int]:
-    """Of head, query and key, and where it begins."""
-    if bias is None:
-        return [0, 0, 0, 0]
-    if bias.dim() == 3:
-        return [*bias.stride(), 0]
-    head, step = bias.stride()  # the entry of offset j - i is number L - 1 + j - i
-    return [head, -step, step, (length - 1) * step]
+def bias_strides(bias: Tensor | None) -> list[int]:
+    """The strides of head, query and key."""
+    return [0, 0, 0] if bias is None else [*bias.stride()]
 
 
 def launch(
@@ -345,7 +336,7 @@ def launch(
     options = {"D": D, "E": E, "DD": max(16, triton.next_power_of_2(D)), "EE": max(16, triton.next_power_of_2(E))}
     options |= {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, "DROPS": seed is not None}
     options |= {"M": tile.queries, "N": tile.keys, "EVEN": L % tile.queries == L % tile.keys == 0}
-    options["WHOLE_ROWS"] = bias is not None and bias.dim() == 3 and has_whole_rows(bias, tile.keys)
+    options["WHOLE_ROWS"] = bias is not None and has_whole_rows(bias, tile.keys)
     grid = triton.cdiv(L, tile.queries), triton.cdiv(L, tile.keys)
     return grid, options | {"num_warps": tile.warps, "num_stages": tile.stages}
 
@@ -360,14 +351,6 @@ def in_whole_rows(bias: Tensor) -> Tensor:
     whatever L is, and 85 % of batches have an L that is no multiple of 8."""
     length = bias.size(2)
     return F.pad(bias, (0, -length % max(tile.keys for tile in TILES.values())))[..., :length]
-
-
-def by_offset(x: Tensor) -> Tensor:
-    """[H, L, L] -> [H, 2L - 1], the sum of the entries with the same offset of key from query."""
-    length = x.size(-1)
-    index = torch.arange(length, device=x.device)
-    index = (index - index[:, None] + length - 1).flatten()
-    return x.new_zeros(len(x), 2 * length - 1).index_add_(1, index, x.flatten(1))
 
 
 attention = SharedBiasAttention.apply

@@ -5,7 +5,6 @@ K = c + 2r keys of a chunk are its own and r on each side; one more, the last, i
 """
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,19 +70,14 @@ class Chunks:
         """[B, 1, 1, L], False at padded keys -> [B, n, 1, K]"""
         return self.split_keys(mask.transpose(2, 3)).transpose(2, 3)
 
-    def split_bias(self, bias: Tensor | Callable[[int, int], Tensor] | None) -> Tensor:
-        """[H, L, L] (or a function: queries first .. last-1 -> [H, last - first, L]) -> [H n, c, K], or [n, c, K] for
-        None; -inf at keys that are not seen."""
+    def split_bias(self, bias: Tensor | None) -> Tensor:
+        """[H, L, L] -> [H n, c, K], or [n, c, K] for None; -inf at keys that are not seen."""
         seen = self.seen()
         if bias is None:
             return seen.new_zeros(seen.shape, dtype=torch.float32).masked_fill_(~seen, -math.inf)
-        starts = range(0, self.length, self.chunk)
-        if callable(bias):
-            blocks: Sequence[Tensor] = [bias(first, min(first + self.chunk, self.length)) for first in starts]
-        else:
-            blocks = bias.split(self.chunk, dim=1)
         pieces = []
-        for first, block in zip(starts, blocks, strict=True):  # [H, c, L], in the last chunk fewer queries
+        for number, block in enumerate(bias.split(self.chunk, dim=1)):  # [H, c, L], in the last chunk fewer queries
+            first = number * self.chunk
             whole = F.pad(block, (self.reach, self.keys, 0, self.chunk - block.size(1)))
             piece = whole[:, :, first : first + self.keys]  # [H, c, K]
             pieces.append(torch.cat([piece, whole[:, :, self.reach, None]], dim=2) if self.from_cls else piece)
@@ -94,7 +88,7 @@ CHUNK = 128  # fewest queries of a chunk: with fewer, keys and values are copied
 
 
 class InChunks(NamedTuple):
-    """What `Windowed` prepares of a layer with a window that pays."""
+    """The result of `Windowed.prepare` for a layer whose window saves work."""
 
     window: Chunks
     near: Any  # what the backend prepared of the chunks
@@ -105,7 +99,7 @@ class Chunking(Backend):
     """A backend that `Windowed` can use."""
 
     def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> Any:
-        """What `mix` needs of a window's n chunks: bias [H n or n, c, K], mask [B, n, 1, K] or None."""
+        """Whatever `mix` needs for a window's n chunks: bias [H n or n, c, K], mask [B, n, 1, K] or None."""
         raise NotImplementedError
 
 
@@ -126,14 +120,14 @@ class Windowed(Backend):
 
     def prepare(self, bias: Any, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
         window = None if reach is None else Chunks(batch.token_positions, reach, batch.untie_cls)
-        if window is None or is_traced() or not (window.pays or callable(bias)):
+        # A bias that is a function is made a few queries at a time: the inner backend computes all their pairs.
+        if window is None or is_traced() or callable(bias) or not window.pays:
             return self.inner.prepare(bias, gate, reach, batch)
         mask, of_cls = batch.key_mask, None
         mask = None if mask is None else window.split_mask(mask)  # [B, n, 1, K]
         near = self.inner.prepare_chunks(window.split_bias(bias), mask, batch, window)
         if batch.untie_cls:
-            row = bias(0, 1) if callable(bias) else None if bias is None else bias[:, :1]
-            of_cls = self.inner.prepare(row, None, None, batch)
+            of_cls = self.inner.prepare(None if bias is None else bias[:, :1], None, None, batch)
         return InChunks(window, near, of_cls)
 
     def for_outputs(self, output_indices: Tensor, prepared: Any, positions: Positions, length: int) -> Any:

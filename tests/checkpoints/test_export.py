@@ -341,7 +341,6 @@ def test_tokens_that_were_added(vocabulary, tmp_path):
     ids = tokenizer("the newer mat new <mask>")["input_ids"]
     assert [tokenizer.convert_tokens_to_ids(token) in ids for token in ("newer", "new")] == [True, True]
     assert tokenizer.decode(ids, skip_special_tokens=True).split()[1] == "newer"
-    assert tokenizer.convert_ids_to_tokens([-100, 10**6]) == ["<unk>", "<unk>"]
     copied = pickle.loads(pickle.dumps(tokenizer))
     assert copied("the newer mat")["input_ids"] == tokenizer("the newer mat")["input_ids"]
 

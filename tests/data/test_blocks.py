@@ -178,7 +178,7 @@ def test_errors_name_what_is_wrong(tmp_path, folder):
     with pytest.raises(ValueError, match="has no dict.txt"):
         read_symbols(tmp_path)
     (tmp_path / "dict.txt").write_text("word\n")
-    with pytest.raises(ValueError, match="'word' is no symbol and its count"):
+    with pytest.raises(ValueError, match="'word' is not a symbol and its count"):
         read_symbols(tmp_path)
     with pytest.raises(ValueError, match="has no split 'test'"):
         Blocks(folder / "test", LENGTH, read_symbols(folder))

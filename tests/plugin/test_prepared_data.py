@@ -67,8 +67,8 @@ def describe(data):
         *((f"{split}.{suffix}", change, rf"{split}\.(bin|idx) |no split '{split}'")
           for split in ("train", "valid") for suffix in ("bin", "idx") for change in (cut, grow, remove)),
         ("dict.txt", remove, "it has no dict.txt"), ("dict.txt", fewer, "dict.txt makes .* not the .* cut off?"),
-        ("dict.txt", twice, "dict.txt is no dictionary: .* is a type twice"),
-        ("dict.txt", not_utf8, "dict.txt is no dictionary: byte 0 is not UTF-8"),
+        ("dict.txt", twice, "dict.txt is not a dictionary: it has the type .* twice"),
+        ("dict.txt", not_utf8, "dict.txt is not a dictionary: byte 0 is not UTF-8"),
         ("manifest.json", cut, "manifest.json is damaged: "), ("manifest.json", forget, "train.bin has the id .* only"),
     ],
 )  # fmt: skip

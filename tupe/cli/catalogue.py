@@ -49,22 +49,20 @@ def list_models(size):
 
 
 def facts(name: str) -> tuple[str, str, int]:
-    """(hooks, what happens farther away than in training, parameters at BERT-Base size) of a scheme."""
-    scheme, built = SCHEMES[name], SCHEMES[name](BASE)
+    """(hooks, whether sequences longer than in training are computed, parameters at BERT-Base size) of a scheme."""
+    scheme = SCHEMES[name]
     hooks = ", ".join(hook for hook in HOOKS if overrides(scheme, hook)) or "none"
-    farther = {None: "a formula continues", 0: "–"}.get(built.saturates_at, f"as at {built.saturates_at}")
-    return hooks, "refused" if scheme.bounded else farther, count(built)
+    return hooks, "refused" if scheme.bounded else "computed", count(scheme(BASE))
 
 
 def card(name: str) -> str:
     """What its class says of a scheme, its options with their defaults, and its presets, as Markdown."""
-    scheme, (hooks, farther, parameters) = SCHEMES[name], facts(name)
+    scheme, (hooks, longer, parameters) = SCHEMES[name], facts(name)
     options = ", ".join(f"`{option}:{format_value(known.default)}`" for option, known in options_of(scheme).items())
     presets = ", ".join(f"`{preset}`" for preset, names in schemes_of_presets().items() if name in names)
-    farther = "" if farther == "–" else f" Farther away than in training: {farther}."
     lines = [
         f"### {name}", "", f"`{scheme.formula}`", "", inspect.getdoc(scheme), "", f"- Paper: {scheme.paper}.",
-        f"- Options: {options or 'none'}.", f"- Hooks: {hooks}.{farther}",
+        f"- Options: {options or 'none'}.", f"- Hooks: {hooks}. Longer sequences than in training are {longer}.",
         f"- Parameters at base size, 512 positions: {parameters:,}.",
     ]  # fmt: skip
     return "\n".join(lines + [f"- Presets: {presets}."] * bool(presets)) + "\n"
@@ -89,18 +87,17 @@ def schemes_of_presets() -> dict[str, list[str]]:
 def list_schemes(names):
     """Every position encoding in a table, or a card for each in NAMES, with its options.
 
-    farther: sequences with more positions than in training are refused; or every larger distance counts as the one
-    named (which training must have included); or a formula continues to any distance. Parameters are those at
-    BERT-Base size with 512 positions.
+    longer: whether sequences with more positions than in training are computed. Parameters are counted at BERT-Base
+    size with 512 positions.
     """
     if names:
         click.echo("\n".join(card(part.name) for name in names for part in parse(name)), nl=False)
         return
     rows = []
     for name, scheme in SCHEMES.items():
-        hooks, farther, parameters = facts(name)
-        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", hooks, farther, f"{parameters:,}"])
-    header = ["name", "paper", "formula", "hooks", "farther", "parameters"]
+        hooks, longer, parameters = facts(name)
+        rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", hooks, longer, f"{parameters:,}"])
+    header = ["name", "paper", "formula", "hooks", "longer", "parameters"]
     click.echo(TextTable.plain(header, rows, align="lllllr").markdown(), nl=False)
 
 

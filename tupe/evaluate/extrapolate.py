@@ -30,7 +30,7 @@ from ..common.record import write_atomically
 from ..common.tables import TextTable
 from ..data.blocks import BOS, EOS
 from ..encoder import Encoder
-from ..positions import beyond_training, bounded_schemes
+from ..positions import bounded_schemes
 from .loading import labelled, load_model, logits_at, text_block
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
@@ -199,12 +199,11 @@ def command(checkpoints, data, multiples, length, windows, draws, output, seed):
     """
     if min(multiples) < 1 or len(set(multiples)) < len(multiples):
         raise ValueError(f"--multiples {multiples}: valid are different whole numbers from 1 on")
-    results, beyond, scored = {}, {}, {}
+    results, scored = {}, {}
     for label, path in labelled(checkpoints).items():
         model, text = load_model(path, data)
         # Random positions are drawn from more than a block has, and tables can be longer than it.
         length, most = length or text.masking["tokens_per_sample"], model.config.max_position_embeddings
-        longest = max(multiples) * length
         stream = text_block(text, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
         encoder, row = model.tupe.encoder, label
         places = encoder.config.places
@@ -213,17 +212,12 @@ def command(checkpoints, data, multiples, length, windows, draws, output, seed):
             scored[label] = f"scored with {places} positions of {most}, as trained: {draws} draws"
             row = f"{label}, positions 0, 1, 2, ..."
         results[row] = extrapolation(model, stream, length, multiples, windows, seed)
-        beyond[label] = beyond_training(encoder.positions, most if label in scored else length)
     output.mkdir(parents=True, exist_ok=True)
-    content = {"windows": windows, "masked": MASKED, "seed": seed}
-    content["positions"], content["beyond_training"] = scored, beyond
+    content = {"windows": windows, "masked": MASKED, "seed": seed, "positions": scored}
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
     write_atomically(output / "extrapolation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     table = tabulate(results, [multiple * length for multiple in sorted(multiples)])
-    notes = {label: [scored[label]] if label in scored else [] for label in beyond}
-    if longest > length:
-        notes = {label: lines + beyond[label] for label, lines in notes.items()}
-    table += "".join(f"\n- {label}: {'; '.join(lines)}" for label, lines in notes.items() if lines) + "\n"
+    table += "".join(f"\n- {label}: {note}" for label, note in scored.items()) + "\n"
     write_atomically(output / "extrapolation.md", table)
     save(draw(results), Path(output) / "extrapolation.png")
     click.echo(table)
