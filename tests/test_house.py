@@ -108,7 +108,7 @@ def test_text_names_all_packages_that_it_lacks(missing):
 def test_a_command_names_the_package_that_it_lacks(tmp_path):
     """What comes with fairseq is fairseq."""
     training = "pretrain --data=x --output=y --allocator=none"
-    ends = {training: "; --engine transformers does without"}
+    ends = {training: "; --engine torch does without"}
     write_data(tmp_path / "x")
     script = "from click.testing import CliRunner\nfrom tupe.cli import main\n"
     script += f"import os; os.chdir({str(tmp_path)!r})\nfor words in {list(ends)}:\n"

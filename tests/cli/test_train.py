@@ -78,7 +78,6 @@ def test_a_file_of_schemes_that_fails_is_one_line(tmp_path):
     "words, wanted",
     [
         (["--tensorboard-logdir", "runs/lr=1e-4"], "--tensorboard-logdir=runs/lr=1e-4"),
-        (["--restore-file", "model.seed=1/checkpoint_last.pt"], "--restore-file=model.seed=1/checkpoint_last.pt"),
         (["--lr", "1e-3", "model.dropout=0.3"], "--dropout=0.3"),
     ],
 )
@@ -143,7 +142,6 @@ def test_nodes_without_gpus_have_a_process_each_which_speak_gloo(tmp_path):
         (["--arch=tupe_x"], "'tupe_"),
         (["--optimizer=adm"], "'adam"),
         (["--heartbeat-timeout=9"], "(settings of fairseq's own: SECTION.KEY=VALUE)"),
-        (["--jbos=2", "--outer-options=--grid,--jobs"], "'--jobs'"),
         (["--seed=one"], "--seed is one; valid: 0 to 4294967295"),
         (["--recipe=finetune"], "pretrain_large"),
         (["--preset=ropee"], "'rope'"),

@@ -108,7 +108,7 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     without("prepare", "corpus", text, *corpus)
     tiny = ["--gpus=0", "--allocator=none", "--num-workers=0"]
     more = ["--arch=tupe_r_tiny", "--max-update=2", "--batch-size=4", "--tokens-per-sample=32", *tiny]
-    engine = ["--engine=transformers", "--data", tmp_path / "data"]
+    engine = ["--engine=torch", "--data", tmp_path / "data"]
     without("pretrain", *engine, "--output", tmp_path / "run", *more, last=True)
     write_pairs(tmp_path / "minimal-pairs.jsonl")
     for name in COMMANDS:
@@ -118,7 +118,7 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     (tmp_path / "official" / "RTE" / "test.tsv").write_text(test_set)
     glue = ["--glue", tmp_path / "official", "--data", tmp_path / "data", "--output", tmp_path / "glue"]
     without("prepare", "glue", *glue, "--tasks=RTE", "--jobs=1")
-    tune = ["--task=RTE", "--engine=transformers", "--data", tmp_path / "glue", "--checkpoint", tmp_path / "run"]
+    tune = ["--task=RTE", "--engine=torch", "--data", tmp_path / "glue", "--checkpoint", tmp_path / "run"]
     without("finetune", *tune, "--output", tmp_path / "runs" / "rte", "--max-epoch=1", *tiny, last=True)
     without("predict", "--data", tmp_path / "glue", "--output", tmp_path / "sent", f"RTE={tmp_path / 'runs' / 'rte'}")
     without("report", tmp_path / "runs", "--output", tmp_path / "report", last=True)
