@@ -63,24 +63,6 @@ def test_the_numbers_are_those_of_the_same_model_in_fairseq(small, vocabulary, t
     assert ours["tokens"] == theirs["tokens"] and ours["mean"] == pytest.approx(theirs["mean"], rel=1e-4)
 
 
-def test_it_is_changed_and_converted_both_ways(small, vocabulary, tmp_path):
-    pytest.importorskip("fairseq")
-
-    def run(*words):
-        result = CliRunner().invoke(main, [*map(str, words)])
-        assert result.exit_code == 0, result.output
-
-    run("checkpoint", "swap", "--checkpoint", small, "--position=t5", "--output", tmp_path / "swapped.pt")
-    run("checkpoint", "stretch", "--checkpoint", small, "--length=600", "--output", tmp_path / "longer.pt")
-    assert load(tmp_path / "longer.pt")["cfg"]["model"]["max_positions"] == 600
-    run("checkpoint", "convert", "--from", small, "--output", tmp_path / "there")
-    there = tmp_path / "there" / "checkpoint.pt"
-    assert load(there)["last_optimizer_state"] is None
-    run("checkpoint", "export", "--checkpoint", there, "--output", tmp_path / "back", "--data", small)
-    one, two = ((folder / "model.safetensors").read_bytes() for folder in (small, tmp_path / "back"))
-    assert one == two
-
-
 def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, vocabulary, tmp_path):
     """The README's commands in three processes that cannot import fairseq, Hydra and OmegaConf."""
     from helpers import official_folder

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 from importlib.util import find_spec
@@ -128,20 +127,25 @@ def test_a_signal_stops_at_a_whole_update_and_the_run_resumes_exactly(small, lea
     assert (tmp_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+def refused(data, checkpoint, folder, *words, engine="torch"):
+    """The one line of a command that is refused."""
+    where = [f"--data={data}", f"--checkpoint={checkpoint}", f"--output={folder}", "--task=CoLA"]
+    result = CliRunner().invoke(main, ["finetune", f"--engine={engine}", *where, *TINY, *words])
+    assert result.exit_code == REFUSED and len(result.output.splitlines()) == 1 and not folder.exists()
+    return result.output
+
+
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("word", "message"),
     [
-        (["--position=rope"], "unknown option --position"),
-        (["--max-update=3"], "max_update is not known to --engine torch"),
-        (["--max-epoch=0"], "training would have no end"),
-        (["--task=RTE"], "has no RTE; prepared there: CoLA"),
+        ("--position=rope", "unknown option --position"),
+        ("optimization.max_update=3", "optimization.max_update is not known to --engine torch"),
+        ("--max-epoch=0", "training would have no end"),
+        ("--task=RTE", "has no RTE; prepared there: CoLA"),
     ],
 )
-def test_what_it_does_not_have_is_refused(words, message, small, learnable, tmp_path):
-    where = [f"--data={learnable}", f"--checkpoint={small}", f"--output={tmp_path / 'run'}", "--task=CoLA"]
-    result = CliRunner().invoke(main, ["finetune", "--engine=torch", *where, *TINY, *words])
-    assert result.exit_code == REFUSED and message in result.output and len(result.output.splitlines()) == 1
-    assert not (tmp_path / "run").exists()
+def test_what_it_does_not_have_is_refused(word, message, small, learnable, tmp_path):
+    assert message in refused(learnable, small, tmp_path / "run", word)
 
 
 def test_a_model_that_is_not_all_there_is_refused(small, learnable, tmp_path):
@@ -153,31 +157,14 @@ def test_a_model_that_is_not_all_there_is_refused(small, learnable, tmp_path):
     assert "has no tupe.encoder.layers.1." in (tmp_path / "log").read_text().splitlines()[-1]
     (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-100])
     for engine in ("torch", *["fairseq"] * bool(find_spec("fairseq"))):
-        where = [f"--data={learnable}", f"--checkpoint={copy}", f"--output={tmp_path / engine}", "--task=CoLA"]
-        result = CliRunner().invoke(main, ["finetune", f"--engine={engine}", *where, *TINY])
-        assert result.exit_code == REFUSED and "model.safetensors cannot be read" in result.output, engine
+        said = refused(learnable, copy, tmp_path / engine, engine=engine)
+        assert "model.safetensors cannot be read" in said
 
 
-def test_another_file_and_another_vocabulary_are_refused(small, learnable, tmp_path):
-    def said(checkpoint, data=learnable):
-        where = [f"--data={data}", f"--checkpoint={checkpoint}", f"--output={tmp_path / 'run'}", "--task=CoLA"]
-        result = CliRunner().invoke(main, ["finetune", "--engine=torch", *where, *TINY])
-        assert result.exit_code == REFUSED
-        return result.output
-
-    torch.save({"model": {}}, tmp_path / "model.pt")
-    assert "model.pt is no checkpoint of this project" in said(tmp_path / "model.pt")
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in small.glob("*.*"):
-        if path.is_file():
-            (other / path.name).write_bytes(path.read_bytes())
-    (other / "dict.txt").write_text("".join(reversed((small / "dict.txt").read_text().splitlines(keepends=True))))
-    assert "dict.txt has as many types as the model's dictionary, but other ones" in said(other)
+def test_another_vocabulary_is_refused(small, learnable, tmp_path):
     longer = shutil.copytree(learnable, tmp_path / "longer")
-    for folder in (other, longer):
-        (folder / "dict.txt").write_text((small / "dict.txt").read_text() + "further 1\n")
-    assert re.search("longer/dict.txt makes .* types, the model has .*: another model's", said(other, longer))
+    (longer / "dict.txt").write_text((small / "dict.txt").read_text() + "further 1\n")
+    assert "longer/dict.txt makes" in refused(longer, small, tmp_path / "run")
 
 
 @pytest.mark.parametrize("keep_best", [False, True])
