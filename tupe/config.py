@@ -124,7 +124,7 @@ class Training:
     random_token_prob: float = option(0.1, "task", "The share of these that become another.", SHARE, of=(PRETRAIN,))
     long_sentences: str = option(
         "cut", "task", "Sentences that fit into no block are cut between words, or skipped.", choices=("cut", "skip"),
-        of=(PRETRAIN,), torch=(),
+        of=(PRETRAIN,),
     )  # fmt: skip
     glue_task: str = option("", "task", "The task: --task.", of=(FINETUNE,), record=APART)
     criterion: str = option("masked_lm", "criterion", "The loss.", key="_name")

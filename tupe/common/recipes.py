@@ -10,8 +10,8 @@ import yaml
 from .. import config
 from ..config import OPTIONS, PLACES
 from ..model_config import names_in
-from ..names import ELECTRA, SIZES, cls_beside
-from .architectures import names, split_size, with_size
+from ..names import ELECTRA, cls_beside, split_size
+from .architectures import names
 from .options import CONFIGS, did_you_mean
 
 REFERENCE = re.compile(r"\$\{(\w+\.\w+)\}")  # to the value of another setting
@@ -46,8 +46,7 @@ def check_preset(name: str, architecture: str) -> None:
     own = yaml.safe_load((CONFIGS / "model" / f"{name}.yaml").read_text(encoding="utf-8"))["_name"]
     (stem, size), (other, other_size) = split_size(own), split_size(architecture)
     if stem != other or size not in ("base", other_size):
-        sizes = f"; valid: {', '.join(with_size(stem, s) for s in SIZES)}" if size == "base" else ""
-        raise ValueError(f"model={name} is {own}, not {architecture}; give one of them{sizes}")
+        raise ValueError(f"model={name} is {own}, not {architecture}; give one of them")
 
 
 def value_of(override: str) -> Any:

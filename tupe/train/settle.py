@@ -15,7 +15,7 @@ SAME = {"optimizer": ("adam", "adamw_fused"), "ddp_backend": ("pytorch_ddp", "fu
 VALID = {  # of these options the words that this engine has
     PRETRAIN: {
         **SAME, "criterion": ("masked_lm", "masked_lm_chunked"),
-        "lr_scheduler": ("polynomial_decay", "constant_cooldown"),
+        "lr_scheduler": ("polynomial_decay", "constant_cooldown"), "long_sentences": ("cut",),
     },
     FINETUNE: {**SAME, "criterion": ("glue",), "lr_scheduler": ("polynomial_decay_ratio",)},
 }  # fmt: skip
