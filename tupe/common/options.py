@@ -219,35 +219,33 @@ def output(help: str, **options) -> Callable:
     return click.option("--output", required=True, type=FOLDER, help=help, **options)
 
 
-def data(help: str = "The folder of prepared data, with dict.txt.", **options) -> Callable:
-    return click.option("--data", type=FOLDER, help=help, **{"required": True, **options})
+def data(help: str = "The folder of prepared data, with dict.txt.", required: bool = True) -> Callable:
+    return click.option("--data", type=FOLDER, help=help, required=required)
 
 
-def checkpoint(help: str = "The pre-trained checkpoint.", **options) -> Callable:
+def checkpoint(help: str = "The pre-trained checkpoint.") -> Callable:
     def existing(ctx, param, path):
-        if path is not None and not path.exists():
+        if not path.exists():
             raise click.BadParameter(f"checkpoint not found: {path}", ctx, param)
-        if path is not None and path.is_dir() and not (path / "config.json").is_file():
+        if path.is_dir() and not (path / "config.json").is_file():
             raise click.BadParameter(f"{path} is not a Hugging Face folder: it has no config.json", ctx, param)
         return path
 
-    more = {"required": True, **options}
-    return click.option("--checkpoint", type=click.Path(path_type=Path), callback=existing, help=help, **more)
+    kind = click.Path(path_type=Path)
+    return click.option("--checkpoint", type=kind, callback=existing, required=True, help=help)
 
 
-def size(default: Any = "base", help: str = "The size of the models.", **options) -> Callable:
-    more = {"show_default": True, "help": help, **options}
-    return click.option("--size", type=click.Choice(list(SIZES)), default=default, **more)
+def size(default: str = "base", help: str = "The size of the models.") -> Callable:
+    return click.option("--size", type=click.Choice(list(SIZES)), default=default, show_default=True, help=help)
 
 
-def vocab_size(default: Any = 32768, help: str = "Types of the vocabulary.", **options) -> Callable:
-    more = {"show_default": True, "help": help, **options}
-    return click.option("--vocab-size", type=click.IntRange(1), default=default, **more)
+def vocab_size(default: int = 32768, help: str = "Types of the vocabulary.") -> Callable:
+    return click.option("--vocab-size", type=click.IntRange(1), default=default, show_default=True, help=help)
 
 
-def seed(default: Any = 1, help: str = "The seed of everything random.", **options) -> Callable:
-    return click.option("--seed", type=int, default=default, show_default=True, help=help, **options)
+def seed(default: int = 1, help: str = "The seed of everything random.") -> Callable:
+    return click.option("--seed", type=int, default=default, show_default=True, help=help)
 
 
-def jobs(help: str = "Processes at a time (default: one per GPU, or one on a CPU).", **options) -> Callable:
-    return click.option("--jobs", type=click.IntRange(1), help=help, **options)
+def jobs(help: str = "Processes at a time (default: one per GPU, or one on a CPU).") -> Callable:
+    return click.option("--jobs", type=click.IntRange(1), help=help)

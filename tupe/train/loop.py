@@ -4,6 +4,9 @@ An update is a number of batches in each of several processes. Its gradient is t
 predicts, however it is split. Random numbers follow from the seed and the update, so a checkpoint holds none.
 
 Loss of an update, over its masked tokens or examples i:  1/n sum_i loss_i
+
+A batch comes from the file to its loss through data/blocks.py, masks.py, batches.py (the order), loader.py, `Loop.update`
+and the model in pretrain.py.
 """
 
 import json
