@@ -5,8 +5,8 @@ predicts, however it is split. Random numbers follow from the seed and the updat
 
 Loss of an update, over its masked tokens or examples i:  1/n sum_i loss_i
 
-A batch comes from the file to its loss through data/blocks.py, masks.py, batches.py (the order), loader.py, `Loop.update`
-and the model in pretrain.py.
+A batch comes from the file to its loss through data/blocks.py, masks.py, batches.py (the order) and loader.py,
+`Loop.update`, and the model in pretrain.py.
 """
 
 import json
