@@ -72,15 +72,13 @@ MODEL = {f"model.{theirs}": ours for ours, theirs in names_in("fairseq").items()
 @dataclass
 class Settings:
     """What a training was told: a recipe and the words of its user. values: {"section.key": value}, those that either
-    of them names, in their types and without references; given: the places that the user names; presets: {group: file
-    of configs/} that the user chooses; batch: (sequences of an update, most of a step), None beside --update-freq, with
-    which both numbers are those of a process, as fairseq's. `settings["lr"]` is the value of an option, its default if
-    nobody names it."""
+    of them names, in their types and without references; given: the places that the user names; batch: (sequences of an
+    update, most of a step), None beside --update-freq, with which both numbers are those of a process, as fairseq's.
+    `settings["lr"]` is the value of an option, its default if nobody names it."""
 
     recipe: str
     values: dict[str, Any]
     given: list[str] = field(default_factory=list)
-    presets: dict[str, str] = field(default_factory=dict)
     batch: tuple[int, int] | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -144,7 +142,7 @@ def read(
         if reference := REFERENCE.fullmatch(str(value)):  # of a recipe, to a value that the user may have chosen
             value = whole[reference[1]]
         whole[place] = PLACES[place].convert(value) if place in PLACES else value
-    settings = Settings(recipe, whole, [*given], presets)
+    settings = Settings(recipe, whole, [*given])
     if "optimization.update_freq" not in options:
         limit, steps = (PLACES[place].convert(values[place]) for place in BATCH)
         if len(steps) != 1:
