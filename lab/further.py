@@ -43,7 +43,9 @@ def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
 @options.checkpoint("The checkpoint to go on from, for example of `tupe checkpoint swap`.")
 @options.output("The folder of the runs, with a folder for each length. Existing runs are resumed.")
 @click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="Tokens per sequence, in turn.")
-@click.option("--epochs", type=ListOf(int, 1), default="5,2", show_default=True, help="Epochs at each length.")
+@click.option(
+    "--epochs", type=ListOf(click.IntRange(1)), default="5,2", show_default=True, help="Epochs at each length."
+)
 @click.option("--next-sentence", is_flag=True, help="Predict next sentences too, which needs segment embeddings.")
 @click.option("--stretch", "stretches", is_flag=True, help="Make more vectors of tables that are shorter than a "
               "length, as `tupe checkpoint stretch` does.")  # fmt: skip

@@ -2,7 +2,7 @@
 # The idea on real text, on 2 cores: Wikipedia articles and film reviews -> pre-training of TUPE-R and of BERT-A, both
 # tiny, alike -> what each knows about word order -> a table and two pictures (docs/start.md).
 #   bash scripts/quickstart.sh [--output FOLDER] [--updates N]      default: outputs/quickstart, 2000 updates
-#   bash scripts/quickstart.sh --engine transformers ...             the same without fairseq and without a compiler
+#   bash scripts/quickstart.sh --engine torch ...               the same without fairseq and without a compiler
 # Fails if a model's masked-LM loss is not clearly below what knowing the word frequencies alone would give.
 set -euo pipefail
 out=outputs/quickstart
@@ -15,7 +15,8 @@ while [ $# -gt 0 ]; do
     --updates) updates=${2:?quickstart.sh: --updates needs a number}; shift 2
       [[ $updates =~ ^[1-9][0-9]*$ ]] || { echo "quickstart.sh: --updates '$updates'; valid: a whole number from 1 on" >&2; exit 2; } ;;
     --engine) engine=${2:-}; shift; [ $# -eq 0 ] || shift
-      [[ $engine =~ ^(fairseq|transformers)$ ]] || { echo "quickstart.sh: --engine '$engine'; valid: fairseq, transformers" >&2; exit 2; } ;;
+      [ "$engine" != transformers ] || engine=torch  # its former name
+      [[ $engine =~ ^(fairseq|torch)$ ]] || { echo "quickstart.sh: --engine '$engine'; valid: fairseq, torch" >&2; exit 2; } ;;
     *) echo "quickstart.sh: unknown argument '$1'; usage: quickstart.sh [--output FOLDER] [--updates N] [--engine ENGINE]" >&2; exit 2 ;;
   esac
 done
@@ -28,7 +29,7 @@ fi
 
 step "environment"
 stack=fairseq venv=.venv last=/checkpoint_last.pt
-if [ "$engine" = transformers ]; then stack=train venv=.venv-train last=; fi
+if [ "$engine" = torch ]; then stack=train venv=.venv-train last=; fi
 run bash scripts/setup.sh --stack $stack
 export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/$venv/bin:$PATH
 SECONDS=0

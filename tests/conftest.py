@@ -129,7 +129,7 @@ def small(vocabulary, tmp_path_factory):
     sizes = ["--arch=tupe_r_tiny", "--encoder-embed-dim=32", "--encoder-ffn-embed-dim=32", "--tokens-per-sample=20"]
     more = ["--max-update=4", "--batch-size=8", "--num-workers=0", "--gpus=0", "--allocator=none"]
     where = [f"--data={vocabulary}", f"--output={folder}"]
-    assert ended(fork_tupe("pretrain", "--engine=transformers", *where, *sizes, *more)) == 0
+    assert ended(fork_tupe("pretrain", "--engine=torch", *where, *sizes, *more)) == 0
     return folder
 
 

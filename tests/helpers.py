@@ -408,13 +408,14 @@ def begin_two(folder, words, data, recipe="pretrain", overrides=()):
     """The two processes of a training by the second engine, as torchrun starts them."""
     from tupe.common.recipes import read
     from tupe.train import launch
+    from tupe.train.settle import settle
 
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    settings = read(recipe, [*overrides, f"--save-dir={folder}", *words])
-    plan = {"settings": vars(settings), "data": str(data), "processes": 2, "micro_batch_size": None, "gpus": 0}
+    settled = settle(read(recipe, [*overrides, f"--save-dir={folder}", *words]), 2, gpus=0)
+    about = launch.new_record(settled, str(data), 2)
     return [
-        fork(lambda: launch.train(**plan), "tupe", RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_RUN_ID="none",
-             **place) for rank in range(2)
+        fork(lambda: launch.train(settled, about, str(data), 2, 0), "tupe", RANK=str(rank), LOCAL_RANK=str(rank),
+             TORCHELASTIC_RUN_ID="none", **place) for rank in range(2)
     ]  # fmt: skip
 
 

@@ -13,23 +13,24 @@ from tupe.config import APART, CHANGES, FINETUNE, OPTIONS, PAIR, PRETRAIN, may_c
 from tupe.plugin import worker
 from tupe.plugin.launch import training_options, words_of
 from tupe.plugin.settings import configuration, settings
-from tupe.train.settle import defaults_of, settle
+from tupe.train.settle import settle
 
-ALL = [pytest.param(option, id=option.name) for option in OPTIONS.values()]
 NUMBERS = [option for option in OPTIONS.values() if option.range]
 TRAININGS = [  # which together have every option
-    ("pretrain", []), ("pretrain_electra", []), ("finetune", []), ("pretrain_further", []),
-    ("pretrain", ["--lr-scheduler=constant_cooldown"]),
+    ("pretrain", []), ("finetune", []), ("pretrain_further", []), ("pretrain", ["--lr-scheduler=constant_cooldown"]),
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def recorded():
-    """What fairseq's side would record of each of these trainings: {place: (value, default)}."""
-    found = {}
-    for recipe, words in TRAININGS:
-        found |= settings(configuration(training_options(read(recipe, words), "DATA", dry_run=True)))
-    return found
+def configurations():
+    """What fairseq makes of each of these trainings."""
+    return [configuration(training_options(read(*each), "DATA", dry_run=True)) for each in TRAININGS]
+
+
+@pytest.fixture(scope="module")
+def recorded(configurations):
+    """What fairseq's side would record of them."""
+    return {place for config in configurations for place in settings(config)}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,15 @@ def pages():
     return {name: CliRunner().invoke(main, [name, "--help"]).output for name in (PRETRAIN, FINETUNE)}
 
 
-@pytest.mark.parametrize("option", ALL)
-def test_an_option_is_in_the_help_in_the_record_and_in_both_engines(option, recorded, pages):
+@pytest.fixture(scope="module")
+def settled(pretrained):
+    """The places that the second engine has for each command."""
+    start = {"checkpoint.finetune_from_model": pretrained, "task.glue_task": "CoLA"}
+    return {PRETRAIN: settle(read(PRETRAIN, [])).values, FINETUNE: settle(read(FINETUNE, [], fixed=start)).values}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=list(OPTIONS))
+def test_an_option_is_in_the_help_in_the_record_and_in_both_engines(option, configurations, recorded, pages, settled):
     for name in option.of:  # or the command's own option
         shown = SET_BY_COMMAND[name].get(option.place, option.flag)
         assert f" {shown} " in pages[name].replace("\n", " \n")
@@ -46,14 +54,8 @@ def test_an_option_is_in_the_help_in_the_record_and_in_both_engines(option, reco
         assert option.place in recorded  # these two: Record.lr; it leaves the numbers as they are
     assert may_change(option.place) == (option.record == CHANGES)
     section, _, key = option.place.partition(".")
-    taken = [configuration(training_options(read(*each), "DATA", dry_run=True))[section] for each in TRAININGS]
-    assert any(key in part for part in taken if part is not None)
-    assert [name for name in (PRETRAIN, FINETUNE) if option.place in defaults_of(name)] == [*option.transformers]
-    if PRETRAIN in option.of and PRETRAIN not in option.transformers:
-        value = {bool: "true", str: "x"}.get(option.kind, str(option.range and option.range[1]))
-        if option.name != "warmup_ratio":
-            with pytest.raises(ValueError, match=f"^{option.flag} is not known to --engine transformers"):
-                settle(read("pretrain", [f"{option.place}={value}"]))
+    assert any(config[section] is not None and key in config[section] for config in configurations)
+    assert [name for name in (PRETRAIN, FINETUNE) if option.place in settled[name]] == [*option.torch]
 
 
 def test_a_default_is_fairseqs():
@@ -63,16 +65,15 @@ def test_a_default_is_fairseqs():
     options.parse_args_and_arch(parser, words, parse_known=True)
     theirs = {action.dest: action.default for action in parser._actions if action.default not in (None, "==SUPPRESS==")}
     skipped = {"task", "arch", "batch_size_valid", "finetune_from_model", "criterion", "lr_scheduler", "optimizer"}
-    skipped |= {"sample_break_mode", "tokens_per_sample"}  # which every recipe of pre-training says
+    skipped |= {"tokens_per_sample"}  # which every recipe of pre-training says
     skipped |= {name for name, option in OPTIONS.items() if option.place.startswith("model.")}
     for name in sorted(theirs.keys() & OPTIONS.keys() - skipped):
         if not str(theirs[name]).startswith("${"):
             assert OPTIONS[name].convert(theirs[name]) == OPTIONS[name].convert(OPTIONS[name].default), name
 
 
-@pytest.mark.parametrize("option", NUMBERS, ids=lambda option: option.name)
-def test_ranges_are_valid_and_what_is_beyond_them_is_not(option):
-    def refused(value):
+def test_ranges_are_valid_and_what_is_beyond_them_is_not():
+    def refused(option, value):
         try:
             option.convert(f"({value}, {value})" if option.kind == PAIR else f"{value}")
         except ValueError as error:
@@ -80,17 +81,15 @@ def test_ranges_are_valid_and_what_is_beyond_them_is_not(option):
             return True
         return False
 
-    least, greatest = option.range
-    assert not any(map(refused, {least, greatest, option.none} - {None}))
-    below, above = least - (abs(least) or 1) - 1, greatest + abs(greatest) + 1
-    assert all(refused(value) for value in (below, above) if value not in (option.none, option.default))
-    option.convert(option.default)
+    for option in NUMBERS:
+        least, greatest = option.range
+        assert not any(refused(option, value) for value in (least, greatest)), option.name
+        beyond = (least - abs(least) - 2, greatest + abs(greatest) + 1)
+        assert all(refused(option, value) for value in beyond if value != option.default), option.name
+        option.convert(option.default)
 
 
-NONSENSE = ["", "abc", "nan", "inf", "1e999", "-1e30", "1e-320", "9" * 400, "[", "None", "1 1", "{}", "\n", "(" * 300]
-
-
-@pytest.mark.parametrize("word", NONSENSE)
+@pytest.mark.parametrize("word", ["", "abc", "nan", "inf", "-1e30", "9" * 400, "[", "None", "1 1", "{}", "\n"])
 def test_any_nonsense_for_any_number_is_one_line(word):
     for option in NUMBERS:
         with pytest.raises(ValueError) as caught:
@@ -102,27 +101,17 @@ def test_any_nonsense_for_any_number_is_one_line(word):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seed=-1"], "--seed is -1; valid: 0 to 4294967295"),
         (["--seed", "5000000000"], "--seed is 5000000000; valid: 0 to 4294967295"),
-        (["--batch-size=0"], "--batch-size is 0; valid: 1 to 1000000000"),
-        (["--update-freq=0"], "--update-freq is 0; valid: numbers from 1 to 1000000"),
-        (["--num-workers=-1"], "--num-workers is -1; valid: 0 to 1024"),
-        (["--lr=abc"], "--lr is abc; valid: numbers from 0 to 100"),
         (["--max-update=0"], "--max-update is 0, and so is --max-epoch: training would have no end; valid: at least 1"),
         (["--keep-interval-updates-pattern=0"], "--keep-interval-updates-pattern is 0; valid: 1 to 1000000000, or -1"),
-        (["--valid-subset=dev"], "has no split 'dev'; valid: train, valid"),
         (["--position=rope", "--cls=untied"], "cls=untied with position=rope"),
         (["dataset.update_epoch_batch_itr=perhaps"], "update_epoch_batch_itr=perhaps: "),
         (["--random-token-prob=0.9", "--leave-unmasked-prob=0.2"], "--leave-unmasked-prob 0.2 and"),
         (["--adam-betas=0.9"], "--adam-betas is 0.9; valid: two numbers from 0 to 0.999999"),
         (["optimization.lr=[abc]"], "--lr is ['abc']; valid: numbers from 0 to 100"),
-        (["optimization.max_update=many"], "--max-update is many; valid: 1 to 1000000000, or 0"),
         (["dataset.batch_size=null"], "--batch-size is None; valid: 1 to 1000000000"),
-        (["common.seed=-3"], "--seed is -3; valid: 0 to 4294967295"),
         (["common.bf16=true"], "common.bf16 is for TPUs in fairseq; valid here: --autocast bf16"),
-        (["--max-tokens=10"], "--max-tokens is 10: a sequence has 512; valid: at least 512"),
         (["model.cls=sometimes"], "--cls: unknown value 'sometimes'"),
-        (["--position=t5:multiplier:1e-300"], "multiplier must be a number"),
         (["--encoder-embed-dim=130", "--encoder-attention-heads=2", "--preset=rope"], "need an even width, not 65"),
         (["--encoder-embed-dim=130", "--encoder-attention-heads=3"], "width 130 is not a multiple of the number of he"),
     ],
@@ -136,7 +125,7 @@ def test_a_value_without_meaning_is_refused_before_anything_is_written(words, me
     assert message in done.stderr and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("grid", ["seed=1,-1", "lr=1e-3,abc", "dataset.batch_size=8,0", "common.seed=1,5000000000"])
+@pytest.mark.parametrize("grid", ["lr=1e-3,abc", "common.seed=1,5000000000"])
 def test_every_number_of_a_grid_is_checked_before_the_first_job(grid, data, tmp_path):
     words = ["sweep", "--recipe=pretrain_small", f"--data={data}", f"--output={tmp_path / 'x'}", f"--grid={grid}"]
     done = CliRunner().invoke(main, words, prog_name="tupe")

@@ -67,7 +67,7 @@ def test_a_command_names_the_package_that_it_lacks(tmp_path):
     script = "from click.testing import CliRunner\nfrom tupe.cli import main\n"
     script += f"result = CliRunner().invoke(main, {words})\nprint(result.exit_code, result.output.strip())"
     said = run(BLOCK.format(names=["fairseq", "fairseq_cli", "hydra", "omegaconf"]) + script)
-    there = "which is not installed; scripts/setup.sh installs all; --engine transformers does without"
+    there = "which is not installed; scripts/setup.sh installs all; --engine torch does without"
     assert said == f"1 Error: `tupe pretrain` needs fairseq, {there}\n"
 
 

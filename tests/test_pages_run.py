@@ -26,7 +26,7 @@ ELSEWHERE = {
     "python -m lab": "lab/tests",
     " compare --": "tests/sweep/test_compare.py",
     "--tokenizer ": "tests/corpus/test_tokenizers.py: too little text for these vocabularies",
-    "finetune --engine transformers": "tests/train/test_finetune.py",
+    "finetune --engine torch": "tests/train/test_finetune.py",
     "sweep --engine": "the same",
     "--dask": "tests/corpus/test_engine.py, with a scheduler",
     "hydra/launcher=slurm": "needs Slurm; the same sweep without it: tests/plugin/test_launchers.py",

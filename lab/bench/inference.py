@@ -93,7 +93,7 @@ def quantities(row: dict, counted: list[Batch]) -> dict:
 @click.option("--models", type=ListOf(CONTENDERS), default="tupe_r,export,hf,hf-eager,modernbert", show_default=True,
               help=f"Models of {', '.join(CONTENDERS)}.")  # fmt: skip
 @options.size()
-@click.option("--batch", type=ListOf(int, least=1), default="1,32", show_default=True, metavar="B,...",
+@click.option("--batch", type=ListOf(click.IntRange(1)), default="1,32", show_default=True, metavar="B,...",
               help="Texts of a batch.")  # fmt: skip
 @comparison
 def command(data, tasks, models, size, batch, precision, device, turns, output):

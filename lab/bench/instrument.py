@@ -126,7 +126,7 @@ def batches(command: Callable) -> Callable:
     """Adds the options of batches of random tokens."""
     for option in (
         click.option("--tokens", type=click.IntRange(1), default=2048, show_default=True, help="Tokens of a batch."),
-        click.option("--lengths", type=ListOf(int, least=1), default="512", show_default=True, metavar="L,...",
+        click.option("--lengths", type=ListOf(click.IntRange(1)), default="512", show_default=True, metavar="L,...",
                      help="Tokens of a sequence."),
     ):  # fmt: skip
         command = option(command)

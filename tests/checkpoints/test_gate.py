@@ -432,9 +432,10 @@ FILES = (
 COMMANDS = {  # every command that reads a checkpoint -> its words
     "finetune": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 --allocator=none --max-epoch=1 "
     "--num-workers=0",
-    "finetune --engine transformers": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 "
+    "finetune --engine torch": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 "
     "--allocator=none --max-epoch=1 --num-workers=0",
-    "pretrain": "--data={data} --output={out} --restore-file={path} --gpus=0 --allocator=none --arch=tupe_r_tiny "
+    "pretrain": "--data={data} --output={out} checkpoint.restore_file={path} --gpus=0 --allocator=none "
+    "--arch=tupe_r_tiny "
     "--tokens-per-sample=20 --max-update=1 --num-workers=0",
     "sweep": "--recipe=finetune --data={glue} --checkpoint={path} --output={out} --gpus=0 --grid task=CoLA --dry-run",
     "predict": "CoLA={path} --data={glue} --output={out}",

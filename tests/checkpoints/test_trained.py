@@ -154,7 +154,7 @@ def test_no_command_needs_fairseq(pretrained, folder, vocabulary, tmp_path):
 def test_both_engines_train_from_it(folder, pretrained, learnable, tmp_path):
     tune = ["finetune", "--task=CoLA", f"--data={learnable}", "--gpus=0", "--allocator=none", "--max-epoch=1"]
     tune += ["--num-workers=0", "--batch-size=12"]
-    for source, more in ((folder, []), (pretrained, ["--engine=transformers"])):
+    for source, more in ((folder, []), (pretrained, ["--engine=torch"])):
         run(*tune, *more, "--checkpoint", source, "--output", tmp_path / source.stem)
         record = json.loads((tmp_path / source.stem / "record.json").read_text())
         assert record["state"] == "finished" and record["pretrained"] == str(source.resolve())

@@ -4,7 +4,7 @@ import pytest
 
 from tupe.common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, named, names, preset
 from tupe.encoder import Encoder, ModelConfig
-from tupe.names import cls_beside, did_you_mean
+from tupe.names import cls_beside
 from tupe.positions import Dims, Positions
 from tupe.schemes import SCHEMES
 
@@ -41,13 +41,6 @@ def test_the_name_says_what_the_model_is():
 def test_a_scheme_is_known_by_its_whole_name():
     assert cls_beside("t5+untied:norm:False") == "untied" and cls_beside("absolute+untied", "zero") == "zero"
     assert cls_beside("untied_of_mine") == cls_beside("t5:untied:True") == "tied"
-
-
-def test_capitals_do_not_hide_what_was_meant():
-    assert did_you_mean("RoPE", SCHEMES) == "; did you mean 'rope'?"
-    assert did_you_mean("--ARHC", ["--arch", "--seed"]) == "; did you mean '--arch'?"
-    assert did_you_mean("x", ["rope", "t5"]) == "; valid: rope, t5"
-    assert did_you_mean("cola", ["CoLA", "RTE"]) == "; did you mean 'CoLA'?"
 
 
 def test_an_unknown_architecture_gets_the_nearest():

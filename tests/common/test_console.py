@@ -83,7 +83,7 @@ def test_the_root_logger_is_as_before(capsys):
     assert said.out.endswith("warning: important\n") and "unimportant" not in said.out and not said.err
 
 
-@pytest.mark.parametrize(("engine", "into_log"), [("fairseq", False), ("transformers", True)])
+@pytest.mark.parametrize(("engine", "into_log"), [("fairseq", False), ("torch", True)])
 def test_a_training_says_little(engine, into_log, tmp_path):
     """In a sweep, whose output is the run's log, nothing stands there twice."""
     pytest.importorskip(engine)

@@ -279,15 +279,15 @@ def test_all_shards_of_a_checkpoint_are_needed(full_run, tmp_path):
     assert load(tmp_path / "checkpoint_last-shard0.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 
-@pytest.mark.parametrize("option", ["restore-file"])
-def test_a_checkpoint_to_restore_that_is_missing_is_refused(option, data, tmp_path):
-    words = [f"--data={data}", f"--output={tmp_path / 'run'}", f"--{option}={tmp_path}/none.pt", "--gpus=0"]
+def test_a_checkpoint_to_restore_that_is_missing_is_refused(data, tmp_path):
+    restore = f"checkpoint.restore_file={tmp_path}/none.pt"
+    words = [f"--data={data}", f"--output={tmp_path / 'run'}", restore, "--gpus=0"]
     result = CliRunner().invoke(pretrain, words)
     assert result.exit_code == 2 and not (tmp_path / "run").exists()
-    assert f"--{option} {tmp_path}/none.pt: no such file" in result.stderr and result.stderr.count("\n") == 1
+    assert f"--restore-file {tmp_path}/none.pt: no such file" in result.stderr and result.stderr.count("\n") == 1
     arguments = pretrain_arguments(data, tmp_path)
-    with pytest.raises(ValueError, match=f"--{option} .*no such file"):  # through fairseq-train
-        train([*arguments, f"--{option}={tmp_path}/none.pt"])
+    with pytest.raises(ValueError, match="--restore-file .*no such file"):  # through fairseq-train
+        train([*arguments, f"--restore-file={tmp_path}/none.pt"])
 
 
 def test_training_without_asserts_is_refused(data, tmp_path, monkeypatch):

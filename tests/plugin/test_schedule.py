@@ -39,7 +39,7 @@ def test_schedule_warms_up_and_ends_at_zero(any_optimizer):
     assert lrs[:6] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6, 1.0])
     assert lrs[6:] == pytest.approx([1 - (u - 6) / 94 for u in range(7, 101)])
     assert lrs[-1] == 0
-    assert lrs == pytest.approx([polynomial(update, 6, 100, 1.0) for update in range(1, 101)])  # the other engine's
+    assert lrs == pytest.approx([polynomial(update, 6, 100) for update in range(1, 101)])  # the other engine's
 
 
 @pytest.mark.parametrize(

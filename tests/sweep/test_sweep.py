@@ -133,8 +133,8 @@ def test_words_are_options_or_overrides():
         "--data": str(Path("d").resolve()), "--fp16": None, "model.dropout": "0", "--lr": "-1",
         "--betas": "(0.9, 0.98)", "+a.b": "c", "model": "rope",
     }  # fmt: skip
-    words = ["--checkpoint", "m/seed=1", "--restore-file", "lr=1.pt", "--amp", "model.dropout=0"]
-    assert list(options_in(words)) == ["--checkpoint", "--restore-file", "--amp", "model.dropout"]
+    words = ["--checkpoint", "m/seed=1", "--tensorboard-logdir", "lr=1", "--fp16", "model.dropout=0"]
+    assert list(options_in(words)) == ["--checkpoint", "--tensorboard-logdir", "--fp16", "model.dropout"]
     assert options_in(["--checkpoint=/x/a:b/c.pt"])["--checkpoint"] == "/x/a:b/c.pt"
     with pytest.raises(ValueError, match="'DATA' is neither"):
         options_in(["--lr=1", "DATA"])

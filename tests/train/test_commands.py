@@ -3,11 +3,9 @@
 import json
 import sys
 
-import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
-from helpers import ended, fork, load, print_into
+from helpers import ended, fork, print_into
 
 from tupe.cli import main
 from tupe.train.run import newest
@@ -44,43 +42,6 @@ def test_it_is_read(name, small, vocabulary, tmp_path):
         assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "out.jsonl"]
 
 
-def test_the_numbers_are_those_of_the_same_model_in_fairseq(small, vocabulary, tmp_path):
-    """Blocks and masks too."""
-    from tupe.checkpoints.convert import convert
-
-    file, found = convert(small, "tupe", None, tmp_path / "file"), {}
-    state = load(file)
-    state["cfg"]["task"] |= {"tokens_per_sample": 20, "sample_break_mode": "complete"}  # as the folder's record says
-    torch.save(state, file)
-    for label, model in (("folder", small), ("file", file)):
-        words = ["order", f"m={model}", f"--data={vocabulary}", "--sentences=4", "--tokens=60"]
-        result = CliRunner().invoke(main, [*words, f"--output={tmp_path / label}"])
-        assert result.exit_code == 0, result.output
-        found[label] = json.loads((tmp_path / label / "m.json").read_text())
-    assert found["folder"]["order"] == pytest.approx(found["file"]["order"], rel=1e-4)
-    np.testing.assert_allclose(found["folder"]["cls"]["ratio"], found["file"]["cls"]["ratio"], rtol=1e-4)
-    ours, theirs = (found[label]["loss"] for label in ("folder", "file"))
-    assert ours["tokens"] == theirs["tokens"] and ours["mean"] == pytest.approx(theirs["mean"], rel=1e-4)
-
-
-def test_it_is_changed_and_converted_both_ways(small, vocabulary, tmp_path):
-    pytest.importorskip("fairseq")
-
-    def run(*words):
-        result = CliRunner().invoke(main, [*map(str, words)])
-        assert result.exit_code == 0, result.output
-
-    run("checkpoint", "swap", "--checkpoint", small, "--position=t5", "--output", tmp_path / "swapped.pt")
-    run("checkpoint", "stretch", "--checkpoint", small, "--length=600", "--output", tmp_path / "longer.pt")
-    assert load(tmp_path / "longer.pt")["cfg"]["model"]["max_positions"] == 600
-    run("checkpoint", "convert", "--from", small, "--output", tmp_path / "there")
-    there = tmp_path / "there" / "checkpoint.pt"
-    assert load(there)["last_optimizer_state"] is None
-    run("checkpoint", "export", "--checkpoint", there, "--output", tmp_path / "back", "--data", small)
-    one, two = ((folder / "model.safetensors").read_bytes() for folder in (small, tmp_path / "back"))
-    assert one == two
-
-
 def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, vocabulary, tmp_path):
     """The README's commands in three processes that cannot import fairseq, Hydra and OmegaConf."""
     from helpers import official_folder
@@ -108,7 +69,7 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     without("prepare", "corpus", text, *corpus)
     tiny = ["--gpus=0", "--allocator=none", "--num-workers=0"]
     more = ["--arch=tupe_r_tiny", "--max-update=2", "--batch-size=4", "--tokens-per-sample=32", *tiny]
-    engine = ["--engine=transformers", "--data", tmp_path / "data"]
+    engine = ["--engine=torch", "--data", tmp_path / "data"]
     without("pretrain", *engine, "--output", tmp_path / "run", *more, last=True)
     write_pairs(tmp_path / "minimal-pairs.jsonl")
     for name in COMMANDS:
@@ -118,7 +79,7 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     (tmp_path / "official" / "RTE" / "test.tsv").write_text(test_set)
     glue = ["--glue", tmp_path / "official", "--data", tmp_path / "data", "--output", tmp_path / "glue"]
     without("prepare", "glue", *glue, "--tasks=RTE", "--jobs=1")
-    tune = ["--task=RTE", "--engine=transformers", "--data", tmp_path / "glue", "--checkpoint", tmp_path / "run"]
+    tune = ["--task=RTE", "--engine=torch", "--data", tmp_path / "glue", "--checkpoint", tmp_path / "run"]
     without("finetune", *tune, "--output", tmp_path / "runs" / "rte", "--max-epoch=1", *tiny, last=True)
     without("predict", "--data", tmp_path / "glue", "--output", tmp_path / "sent", f"RTE={tmp_path / 'runs' / 'rte'}")
     without("report", tmp_path / "runs", "--output", tmp_path / "report", last=True)

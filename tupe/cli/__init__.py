@@ -43,7 +43,6 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "plot": ("evaluate.figures:command", "Draw trained encodings and losses."),
         "list models": ("cli.catalogue:list_models", "List architectures and their parameters."),
         "list schemes": ("cli.catalogue:list_schemes", "List position encodings with formula and paper."),
-        "list presets": ("cli.catalogue:list_presets", "List the files of configs/model."),
     },
 }
 COMMANDS = {words: entry for group in GROUPS.values() for words, entry in group.items()}
@@ -92,9 +91,6 @@ class Lazy(click.Group):
 
 class Tupe(Lazy):
     def main(self, args: list[str] | None = None, *more: Any, **options: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):  # whatever the locale
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
         for word in [*(sys.argv[1:] if args is None else args), os.getcwd()]:
             if not word.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in word):
                 click.echo(f"tupe: {word!r} is not UTF-8; rename the file or folder", err=True)

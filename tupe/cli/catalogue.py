@@ -1,4 +1,4 @@
-"""Commands that list architectures, position encodings, presets. Needs only the core."""
+"""Commands that list architectures and position encodings. Needs only the core."""
 
 import functools
 import inspect
@@ -11,6 +11,7 @@ from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, preset, with_siz
 from ..common.options import CONFIGS, Command
 from ..common.tables import TextTable
 from ..encoder import Encoder, LMHead
+from ..names import schemes_in
 from ..positions import Dims, PositionScheme, format_value, options_of, overrides, parse
 from ..schemes import SCHEMES
 
@@ -28,24 +29,19 @@ def count(module: torch.nn.Module) -> int:
 def list_models(size):
     """Every masked language model, its parameters, and what its position encoding adds.
 
-    The counts are of the whole model with its LM head, for a vocabulary of 32,768 types; the parameters of positions
-    are itemised below the table. `electra_a`, `electra_r`, `electra_tupe_a` and `electra_tupe_r` train two of these
-    encoders, the generator narrower. `gau` has two gated attention units for each layer.
+    The counts are of the whole model with its LM head, for a vocabulary of 32,768 types. `electra_a`, `electra_r`,
+    `electra_tupe_a` and `electra_tupe_r` train two of these encoders, the generator narrower. `gau` has two gated
+    attention units for each layer.
     """
-    rows, items = [], {}
+    rows = []
     for arch in (with_size(name, size) for name in (*ARCHITECTURES, *OTHER_BLOCKS)):
         with torch.device("meta"):  # shapes only
             encoder = Encoder(VOCAB, PAD, max_positions=MAX_POSITIONS, **preset(arch))
             total = count(encoder) + count(LMHead(encoder.config.width, VOCAB, config=encoder.config))
-        items[arch] = {name: parameter.shape for name, parameter in encoder.positions.named_parameters()}
         config, own = encoder.config, f"{count(encoder.positions):,}"
         rows.append([f"`{arch}`", config.block, config.position, config.cls, f"{total:,}", own])
     header = ["architecture", "block", "position", "[CLS]", "parameters", "of these, position"]
     click.echo(TextTable.plain(header, rows, align="llllrr").markdown(), nl=False)
-    for arch, shapes in items.items():
-        click.echo(f"\n{arch}:")
-        for name, shape in shapes.items():
-            click.echo(f"  {name:24} {' x '.join(map(str, shape)):>12} = {shape.numel():,}")
 
 
 def facts(name: str) -> tuple[str, str, int]:
@@ -68,18 +64,16 @@ def card(name: str) -> str:
     return "\n".join(lines + [f"- Presets: {presets}."] * bool(presets)) + "\n"
 
 
-def preset_files() -> dict[str, str]:
-    """{name: content} of the files of configs/model."""
-    return {path.stem: path.read_text(encoding="utf-8") for path in sorted((CONFIGS / "model").glob("*.yaml"))}
-
-
 @functools.cache
 def schemes_of_presets() -> dict[str, list[str]]:
+    """{file of configs/model: the schemes of its position}."""
     import yaml  # which the core does without
 
-    values = {name: yaml.safe_load(text) for name, text in preset_files().items()}
-    positions = {name: own.get("position") or preset(own["_name"])["position"] for name, own in values.items()}
-    return {name: [part.name for part in parse(position)] for name, position in positions.items()}
+    found = {}
+    for path in sorted((CONFIGS / "model").glob("*.yaml")):
+        own = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found[path.stem] = schemes_in(own.get("position") or preset(own["_name"])["position"])
+    return found
 
 
 @click.command(cls=Command)
@@ -99,15 +93,3 @@ def list_schemes(names):
         rows.append([f"`{name}`", scheme.paper, f"`{scheme.formula}`", hooks, longer, f"{parameters:,}"])
     header = ["name", "paper", "formula", "hooks", "longer", "parameters"]
     click.echo(TextTable.plain(header, rows, align="lllllr").markdown(), nl=False)
-
-
-@click.command(cls=Command)
-def list_presets():
-    """Every model of configs/model, for `tupe pretrain --preset NAME`, or model=NAME."""
-    rows = []
-    for name, text in preset_files().items():
-        lines = text.splitlines()[1:]  # the first one is Hydra's
-        comment = " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
-        values = [line for line in lines if line and not line.startswith("#")]
-        rows.append([f"`{name}`", comment, f"`{', '.join(values)}`"])
-    click.echo(TextTable.plain(["preset", "what", "values"], rows, align="lll").markdown(), nl=False)

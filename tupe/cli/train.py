@@ -11,18 +11,19 @@ from typing import Any
 import click
 
 from .. import config
-from ..common import console, options, record
+from ..common import console, options
 from ..common.allocator import use_allocator
-from ..common.options import CONFIGS, Command, ListOf, did_you_mean, task_key
+from ..common.options import CONFIGS, Command, did_you_mean, task_key
 from ..common.prepared import check_name, tasks_in
-from ..common.recipes import ARCH, Settings, read
+from ..common.recipes import Settings, read
 from ..config import FINETUNE, PRETRAIN
 from ..names import schemes_in, unknown_scheme
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"finetune"})
 OWN = "own"  # of configs/glue: any other task
 GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
-ENGINES = {"fairseq": "plugin", "transformers": "train"}  # where they are
+ENGINES = {"fairseq": "plugin", "torch": "train"}  # where they are
+ENGINE = options.OneOf(list(ENGINES), dict.fromkeys(config.TORCH, "torch"))
 FURTHER = """They win over the recipe, configs/RECIPE.yaml. Any value of the recipe and any other setting of fairseq is
 given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.restore_file=FILE."""
 METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, X)'"}
@@ -60,40 +61,26 @@ class Train(Command):
 
 
 def launcher(function: Callable) -> Callable:
-    """The options of every command that trains: where it trains, and the further words."""
+    """The options of every command that trains: what trains, where, and the further words."""
+    whole, positive = click.IntRange(0), click.IntRange(1)
     for decorator in (
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
         click.option("--dry-run", is_flag=True, help="Print what would run: a command of fairseq-train, or settings."),
         click.option("--yes", is_flag=True, help="Train on a CPU even if that takes more than a week."),
         click.option("--allocator", help="The memory allocator to preload, or none (default: tcmalloc on CPUs)."),
-        click.option(
-            "--micro-batch-size",
-            type=click.IntRange(1),
-            help="How many sequences a GPU takes at a time, at most; the batch stays the same (default: the recipe's).",
-        ),  # fmt: skip
-        click.option(
-            "--master-port",
-            type=click.IntRange(1, 65535),
-            default=29500,
-            show_default=True,
-            help="A free port of that machine.",
-        ),  # fmt: skip
+        click.option("--micro-batch-size", type=positive, help="How many sequences a GPU takes at a time, at most; the "
+                     "batch stays the same (default: the recipe's)."),
+        click.option("--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True,
+                     help="A free port of that machine."),
         click.option("--master-addr", default="localhost", show_default=True, help="The name of the first machine."),
-        click.option("--node-rank", type=click.IntRange(0), default=0, help="The number of this machine, from 0."),
-        click.option("--nodes", type=click.IntRange(1), default=1, help="The number of machines."),
-        click.option(
-            "--outer-options", type=ListOf(), default=[], hidden=True, help="of the command that starts this one"
-        ),
-        click.option(
-            "--gpus", type=click.IntRange(0), help="GPUs of this machine (default: all visible); 0 takes the CPU."
-        ),
-    ):
+        click.option("--node-rank", type=whole, default=0, help="The number of this machine, from 0."),
+        click.option("--nodes", type=positive, default=1, help="The number of machines."),
+        click.option("--gpus", type=whole, help="GPUs of this machine (default: all visible); 0 takes the CPU."),
+        click.option("--engine", type=ENGINE, default="fairseq", show_default=True,
+                     help="What trains: fairseq, or a loop in plain PyTorch that writes transformers' folders."),
+    ):  # fmt: skip
         function = decorator(function)
     return function
-
-
-engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fairseq", show_default=True, help="What "
-                      "trains: fairseq, or a loop in plain PyTorch that writes transformers' folders.")  # fmt: skip
 
 
 @click.command(cls=Train, recipes=("pretrain", "pretrain_small"))
@@ -101,9 +88,8 @@ engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fai
 @options.output("The folder of the run: checkpoints, record and train.log. An existing run is resumed.")
 @click.option("--recipe", type=options.OneOf(RECIPES), default="pretrain", show_default=True,
               help="The recipe: a file of configs/.")  # fmt: skip
-@click.option("--preset", metavar="NAME", help="A model of configs/model; see `tupe list presets`.")
+@click.option("--preset", metavar="NAME", help="A model of configs/model.")
 @click.option("--arch", metavar="NAME", help="The architecture; see `tupe list models` (default: the recipe's).")
-@engine
 @launcher
 def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     """Train a masked language model or an ELECTRA, from scratch as the paper does, or further:
@@ -111,17 +97,16 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     tupe pretrain --recipe pretrain_further --finetune-from-model FILE --data DATA --output DIR
 
     An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
-    precision is --fp16; --amp or --autocast bf16 choose another.
+    precision is --fp16 or --autocast bf16.
 
     The encoding is that of the architecture, or what --position says instead (`tupe list schemes`). [CLS] is then as in
     the architecture beside `untied`, and tied beside any other encoding, unless --cls says otherwise.
     """
     chosen = [f"model={preset}"] if preset is not None else []
     chosen += [f"--arch={arch}"] if arch is not None else []
-    settings = settings_of(PRETRAIN, recipe, chosen, words, {"checkpoint.save_dir": output}, machine)
+    settings = settings_of(PRETRAIN, recipe, chosen, words, {"checkpoint.save_dir": output})
     if not machine["dry_run"]:
         check_data(data, settings)
-        check_folder(output, settings)
     start(settings, data, machine, engine)
 
 
@@ -130,7 +115,6 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
 @options.data("The folder that `tupe prepare glue` or `labels` wrote.")
 @options.checkpoint()
 @options.output("The folder of the run: checkpoints, record with every score, predictions and train.log.")
-@engine
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or a task of your own, as the paper does. The model is the checkpoint's."""
@@ -142,9 +126,8 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
             raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *own])}")
         chosen = f"glue={OWN}"
         values["task.glue_task"] = next(each for each in own if task_key(each) == name)
-    settings = settings_of(FINETUNE, "finetune", [chosen], words, values, machine)
+    settings = settings_of(FINETUNE, "finetune", [chosen], words, values)
     if not machine["dry_run"]:
-        check_checkpoint(checkpoint)
         check_data(data, settings, task)
     start(settings, data, machine, engine, checkpoint)
 
@@ -162,7 +145,7 @@ SET_BY_COMMAND = {
 
 
 def settings_of(
-    command: str, recipe: str, chosen: list[str], words: Iterable[str], values: dict[str, Any], machine: dict
+    command: str, recipe: str, chosen: list[str], words: Iterable[str], values: dict[str, Any]
 ) -> Settings:  # fmt: skip
     """What a command was told. chosen, words: by its own options, and beside them; values: {place in the recipe: what
     the command sets itself}. Raises ValueError for what is unknown, or not valid."""
@@ -171,7 +154,7 @@ def settings_of(
         if given := SET_BY_COMMAND[command].get(known.place if known else name.lstrip("+")):
             raise ValueError(f"{name}: give {given} instead")
     words = [*chosen, *options.position_file(), *words]
-    settings = read(recipe, words, [*options.own_options(), *machine["outer_options"]], values)
+    settings = read(recipe, words, options.own_options(), values)
     if not settings["position_file"] and "common.user_dir" not in settings.values:
         check_schemes(str(settings.values.get("model.position", "")))
     return settings
@@ -190,16 +173,12 @@ def check_schemes(position: str) -> None:
 
 def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
     """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training."""
-    from ..data.splits import folders_of  # only here: numpy takes as long to import as all the rest
+    from ..data.splits import folders_of, read_symbols  # only here: numpy takes as long to import as all the rest
 
     folders = folders_of(data)
     for folder in folders:
         check_name(folder)
-        if not folder.is_dir():
-            raise ValueError(f"data folder not found: {folder}")
-        if not (folder / "dict.txt").is_file():
-            what = "" if task else "; `tupe prepare corpus` makes one of raw text"
-            raise ValueError(f"{folder} is not a folder of prepared data: it has no dict.txt{what}")
+        read_symbols(folder)
     if task is not None:
         if task_key(task) not in map(task_key, there := tasks_in(folders[0])):
             raise ValueError(f"{folders[0]} has no {task}; prepared there: {', '.join(there) or 'none'}")
@@ -211,34 +190,6 @@ def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
             raise ValueError(f"{folders[0]} has no split {name!r}; valid: {there}")
 
 
-def check_checkpoint(path: Path) -> None:
-    """Raise ValueError for a file that torch cannot have written: a zip archive or a pickle."""
-    if path.is_file():
-        with path.open("rb") as file:
-            head = file.read(2)
-        if head != b"PK" and head[:1] != b"\x80":
-            raise ValueError(f"{path} is no checkpoint: torch did not write it, or it is cut off")
-
-
-def check_folder(folder: Path, settings: Settings) -> None:
-    """Raise ValueError if a folder holds a pre-training of another model, seed or learning rate, BlockingIOError if
-    another process trains in it. The engines compare the rest."""
-    if record.is_locked(folder):
-        raise BlockingIOError(f"another process is training in {folder}")
-    try:
-        earlier = record.read(folder)
-    except ValueError:  # which the engines deal with
-        return
-    if earlier is None or not earlier.started_at:
-        return
-    here = {"seed": settings["seed"], "lr": settings["lr"][0] if len(settings["lr"]) == 1 else earlier.lr}
-    if "model.position" not in settings.given:  # which may be that of another architecture
-        here = {"architecture": settings.values[ARCH], **here}
-    pairs = {name: (getattr(earlier, name), value) for name, value in here.items()}
-    if differing := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
-        raise ValueError(record.another(folder, differing))
-
-
 # -------------------------------------------------------------------------------------------------------------- with it
 
 
@@ -246,30 +197,14 @@ def start(
     settings: Settings, data: Path, machine: dict, engine: str = "fairseq", checkpoint: Path | None = None
 ) -> None:  # fmt: skip
     """Train. machine: the options of `launcher`; checkpoint: what a fine-tuning starts from."""
-    machine = {name: value for name, value in machine.items() if name != "outer_options"}
     use_allocator(machine.pop("allocator"))  # starts the process again if torch is not there yet
     options.run_own_files()
-    check_with_torch(settings, machine)
     launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
-    as_it_is = checkpoint is None or engine == "transformers" or machine["dry_run"]
+    as_it_is = checkpoint is None or engine == "torch" or machine["dry_run"]
     with console.logged(), nullcontext(checkpoint) if as_it_is else file_of(checkpoint) as file:
         if file is not None:
             settings.values["checkpoint.finetune_from_model"] = str(file)
         launch(settings, data, **machine)
-
-
-def check_with_torch(settings: Settings, machine: dict) -> None:
-    """Raise ValueError for what needs torch to see, but no engine: an option of a position encoding that it does not
-    have, and half precision without a GPU."""
-    if ":" in (position := str(settings.values.get("model.position", ""))):
-        from .. import schemes  # noqa: F401  (registers them)
-        from ..positions import parse
-
-        parse(position)
-    if "common.fp16" in settings.given and not machine["dry_run"]:
-        import torch
-
-        settings.choose_precision(machine["gpus"] != 0 and torch.cuda.is_available())
 
 
 def file_of(checkpoint: Path) -> AbstractContextManager[Path]:

@@ -24,8 +24,6 @@ def use_allocator(library: str | None) -> None:
         return
     if not Path(library).exists():
         raise ValueError(f"--allocator {library}: no such library")
-    if re.search("[ :]", library):
-        raise ValueError(f"--allocator {library}: LD_PRELOAD takes no path with a blank or a colon")
     if library in re.split("[ :]", others):
         return
     click.echo(f"memory from {library}", err=True)

@@ -2,12 +2,11 @@
 
 import json
 import logging
+import logging.handlers
 import os
 import re
-import sys
 import time
 import traceback
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,66 +21,52 @@ FIRST, SECONDS = 5, 10  # so many lines of progress are shown at once, the other
 COUNTS = {"epoch", "update", "wps", "ups", "wpb", "bsz", "num_updates", "lr", "gnorm", "clip", "loss_scale", "wall",
           "train_wall", "gb_free", "left", "ppl", "best_loss"}  # fmt: skip
 
-
 logger = logging.getLogger(__name__)
 
 
-class Whole(logging.Handler):
+class File(logging.FileHandler):
+    """A log that a full disk leaves as it is: training itself will meet it."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
+class Log(logging.handlers.MemoryHandler):
     """Everything, into the log of the run that this process has locked. Until it has one the records wait: a start that
     is refused leaves nothing behind."""
 
     def __init__(self):
-        super().__init__()
-        self.setFormatter(FORMAT)
+        super().__init__(capacity=1)
         self.others = records.held()  # locked before: not of this run
-        self.waiting, self.file, self.path = deque(maxlen=1000), None, None
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.waiting.append(self.format(record))
-        self.write()
-
-    def write(self) -> None:
-        if self.file is None:
-            folder = next((folder for folder in records.held() if folder not in self.others), None)
-            if folder is None:
-                return
-            with suppress(OSError):  # of a disk that is full or read-only, which training itself will meet
-                self.path = folder / NAME
-                self.file = self.path.open("a", encoding="utf-8", errors="backslashreplace")
-                if not is_output(self.path):
-                    self.file.write(f"$ {records.command_line()}\n")
-                    logger.info(f"the whole log is in {self.path}")
-        with suppress(OSError):
-            while self.file is not None and self.waiting:
-                self.file.write(self.waiting[0] + "\n")
-                self.file.flush()
-                self.waiting.popleft()
+    def flush(self) -> None:
+        folder = next((folder for folder in records.held() if folder not in self.others), None)
+        if self.target is None and folder is not None:
+            file = File(folder / NAME, encoding="utf-8", errors="backslashreplace", delay=True)
+            file.setFormatter(FORMAT)
+            self.setTarget(file)
+            if not is_into_log():
+                with suppress(OSError):
+                    file.stream = file._open()
+                    file.stream.write(f"$ {records.command_line()}\n")
+                logger.info(f"the whole log is in {file.baseFilename}")
+        super().flush()
 
     def close(self) -> None:
-        if self.file is not None:
-            with suppress(OSError):
-                self.file.close()
+        if self.target is not None:
+            self.target.close()
         super().close()
 
 
 class Console(logging.Handler):
     """Warnings, what this package says in short, and progress: every line of the first few, then one now and then."""
 
-    def __init__(self, whole: Whole):
+    def __init__(self):
         super().__init__()
-        self.whole, self.shown, self.last = whole, 0, 0.0
-        self.into_log = (
-            Path(os.path.realpath("/proc/self/fd/1")).name == NAME
-        )  # in a sweep: that of the run, see `hides`
-
-    def hides(self) -> bool:
-        """Whether the output goes to the run's log, which has it all, or surely will."""
-        return self.into_log and (self.whole.path is None or is_output(self.whole.path))
+        self.shown, self.last = 0, 0.0
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if self.hides():
-            return
         if (line := progress(record.name, message)) is not None:
             if self.shown >= FIRST and time.monotonic() - self.last < SECONDS:
                 return
@@ -92,8 +77,12 @@ class Console(logging.Handler):
             return
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         with suppress(OSError, ValueError):  # of a pipe that nobody reads
-            sys.stdout.write(f"{time.strftime('%H:%M:%S')} {level}{message}\n")
-            sys.stdout.flush()
+            print(f"{time.strftime('%H:%M:%S')} {level}{message}", flush=True)
+
+
+def is_into_log() -> bool:
+    """Whether the output of this process is the run's log, as in a sweep: nothing is to stand there twice."""
+    return Path(os.path.realpath("/proc/self/fd/1")).name == NAME
 
 
 def is_short(name: str, message: str) -> bool:
@@ -115,11 +104,9 @@ def progress(name: str, message: str) -> str | None:
         return message if re.match(r"update \d+/.* left$", message) else None
     if name != "train_inner":
         return None
-    said = statistics(message)
-    number, left = said.get("num_updates", "?"), said.get("left")
-    loss, gradient, rate = said.get("loss", "?"), said.get("gnorm", "?"), said.get("lr", "?")
-    line = f"update {number}: loss {loss}, gradient norm {gradient}, lr {rate}, {said.get('ups', '?')} updates/s"
-    return line + (f", {left} left" if left else "")
+    said = {**dict.fromkeys(("num_updates", "loss", "gnorm", "lr", "ups"), "?"), **statistics(message)}
+    line = f"update {said['num_updates']}: loss {said['loss']}, gradient norm {said['gnorm']}, lr {said['lr']}"
+    return f"{line}, {said['ups']} updates/s" + (f", {said['left']} left" if "left" in said else "")
 
 
 def scores(name: str, message: str) -> str | None:
@@ -133,50 +120,35 @@ def scores(name: str, message: str) -> str | None:
     return f"update {numbers['num_updates']}: {kept} on {name!r}"
 
 
-def is_output(path: Path) -> bool:
-    """Whether this process's output already goes to a file, as in a sweep."""
-    with suppress(OSError, ValueError):
-        return os.path.samestat(os.fstat(1), path.stat())
-    return False
-
-
-_whole = None
+_log: Log | None = None
 
 
 @contextmanager
 def logged() -> Iterator[None]:
     """Inside, the log goes where this module says. What libraries set up for the root logger is put aside meanwhile."""
-    global _whole
-    if _whole is not None:  # the command that started this one does it
+    global _log
+    if _log is not None:  # the command that started this one does it
         yield
         return
     root = logging.getLogger()
-    theirs = [handler for handler in root.handlers if type(handler) is logging.StreamHandler]
-    level, _whole = root.level, Whole()
-    handlers = (_whole, Console(_whole))
-    for handler in theirs:
-        root.removeHandler(handler)
-    for handler in handlers:
-        root.addHandler(handler)
+    before, level, _log = list(root.handlers), root.level, Log()
+    kept = [handler for handler in before if type(handler) is not logging.StreamHandler]
+    root.handlers[:] = [*kept, _log] if is_into_log() else [*kept, _log, Console()]
     root.setLevel(os.environ.get("LOGLEVEL", "INFO").upper())
     try:
         yield
     finally:
         root.setLevel(level)
-        for handler in handlers:
-            root.removeHandler(handler)
-            handler.close()
-        for handler in theirs:
-            root.addHandler(handler)
-        _whole = None
+        root.handlers[:] = before
+        _log.close()
+        _log = None
 
 
 def keep_traceback() -> str:
     """Write the traceback of the exception that is handled into the log, and return the end of an error's line that
     says where; without a log, print it."""
-    if _whole is None or _whole.file is None:
+    if _log is None or not isinstance(_log.target, File) or _log.target.stream is None:
         traceback.print_exc()
         return ""
-    _whole.waiting.append(traceback.format_exc().rstrip())
-    _whole.write()
-    return f"; see {_whole.path}"
+    _log.target.stream.write(traceback.format_exc())
+    return f"; see {_log.target.baseFilename}"

@@ -6,12 +6,11 @@ A module that offers a command defines it with `@click.command(cls=Command)`;
 """
 
 import logging
-import math
 import os
 import re
 import reprlib
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -80,7 +79,7 @@ def package_of(error: ModuleNotFoundError) -> str:
 
 def needs(command: str, error: ModuleNotFoundError, options: Sequence[str] = ()) -> click.ClickException:
     """What a command says without a package; options: its own."""
-    other = "; --engine transformers does without" if "engine" in options else ""
+    other = "; --engine torch does without" if "engine" in options else ""
     what = f"`{command}` needs {package_of(error)}, which is not installed; scripts/setup.sh installs all{other}"
     return click.ClickException(what)
 
@@ -167,40 +166,32 @@ class Refusal(click.ClickException):
 
 
 class OneOf(click.Choice):
-    """One of some words; instead of any other, the nearest is suggested."""
+    """One of some words; instead of any other, the nearest is suggested. aliases: {further word: what it stands for}"""
+
+    def __init__(self, words: Sequence[str], aliases: Mapping[str, str] | None = None):
+        super().__init__(words)
+        self.aliases = aliases or {}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        value = self.aliases.get(value, value)
         if value not in self.choices:
             self.fail(f"{value!r} is not known{did_you_mean(value, self.choices)}", param, ctx)
         return super().convert(value, param, ctx)
 
 
 class ListOf(click.ParamType):
-    """Values separated by commas: `--seeds 1,2,3`. kind: int, float, str, or a list of the valid words; least: the
-    least valid number."""
+    """Values separated by commas: `--seeds 1,2,3`. kind: a type of Python's or of click's, or a list of the valid
+    words."""
 
-    def __init__(self, kind: type | list[str] = str, least: float = -math.inf):
-        self.kind, self.least = kind, least
-        self.name = "a,b,..." if not isinstance(kind, type) else f"{kind.__name__},..."
+    def __init__(self, kind: Any = str):
+        self.kind = OneOf(kind) if isinstance(kind, list) else click.types.convert_type(kind)
+        self.name = f"{'a,b' if isinstance(kind, list) else self.kind.name},..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list:
-        if not isinstance(value, str):
-            return list(value)
-        words = [word for word in value.split(",") if word]
+        words = [word for word in value.split(",") if word] if isinstance(value, str) else list(value)
         if not words:
             self.fail("is an empty list", param, ctx)
-        if not isinstance(self.kind, type):
-            for word in words:
-                if word not in self.kind:
-                    self.fail(f"{word!r} is not known{did_you_mean(word, self.kind)}", param, ctx)
-            return words
-        try:
-            values = [self.kind(word) for word in words]
-        except ValueError:
-            self.fail(f"{value!r} is not a list of {self.kind.__name__}s separated by commas", param, ctx)
-        if self.kind is not str and min(values) < self.least:
-            self.fail(f"{min(values)} is too small; valid: {self.least} or more", param, ctx)
-        return values
+        return [self.kind(word, param, ctx) for word in words]
 
 
 _cutter = reprlib.Repr()
@@ -228,35 +219,33 @@ def output(help: str, **options) -> Callable:
     return click.option("--output", required=True, type=FOLDER, help=help, **options)
 
 
-def data(help: str = "The folder of prepared data, with dict.txt.", **options) -> Callable:
-    return click.option("--data", type=FOLDER, help=help, **{"required": True, **options})
+def data(help: str = "The folder of prepared data, with dict.txt.", required: bool = True) -> Callable:
+    return click.option("--data", type=FOLDER, help=help, required=required)
 
 
-def checkpoint(help: str = "The pre-trained checkpoint.", **options) -> Callable:
+def checkpoint(help: str = "The pre-trained checkpoint.") -> Callable:
     def existing(ctx, param, path):
-        if path is not None and not path.exists():
+        if not path.exists():
             raise click.BadParameter(f"checkpoint not found: {path}", ctx, param)
-        if path is not None and path.is_dir() and not (path / "config.json").is_file():
+        if path.is_dir() and not (path / "config.json").is_file():
             raise click.BadParameter(f"{path} is not a Hugging Face folder: it has no config.json", ctx, param)
         return path
 
-    more = {"required": True, **options}
-    return click.option("--checkpoint", type=click.Path(path_type=Path), callback=existing, help=help, **more)
+    kind = click.Path(path_type=Path)
+    return click.option("--checkpoint", type=kind, callback=existing, required=True, help=help)
 
 
-def size(default: Any = "base", help: str = "The size of the models.", **options) -> Callable:
-    more = {"show_default": True, "help": help, **options}
-    return click.option("--size", type=click.Choice(list(SIZES)), default=default, **more)
+def size(default: str = "base", help: str = "The size of the models.") -> Callable:
+    return click.option("--size", type=click.Choice(list(SIZES)), default=default, show_default=True, help=help)
 
 
-def vocab_size(default: Any = 32768, help: str = "Types of the vocabulary.", **options) -> Callable:
-    more = {"show_default": True, "help": help, **options}
-    return click.option("--vocab-size", type=click.IntRange(1), default=default, **more)
+def vocab_size(default: int = 32768, help: str = "Types of the vocabulary.") -> Callable:
+    return click.option("--vocab-size", type=click.IntRange(1), default=default, show_default=True, help=help)
 
 
-def seed(default: Any = 1, help: str = "The seed of everything random.", **options) -> Callable:
-    return click.option("--seed", type=int, default=default, show_default=True, help=help, **options)
+def seed(default: int = 1, help: str = "The seed of everything random.") -> Callable:
+    return click.option("--seed", type=int, default=default, show_default=True, help=help)
 
 
-def jobs(help: str = "Processes at a time (default: one per GPU, or one on a CPU).", **options) -> Callable:
-    return click.option("--jobs", type=click.IntRange(1), help=help, **options)
+def jobs(help: str = "Processes at a time (default: one per GPU, or one on a CPU).") -> Callable:
+    return click.option("--jobs", type=click.IntRange(1), help=help)

@@ -1,15 +1,12 @@
 """Factors of the learning rate after so many updates, the same for both engines."""
 
 
-def polynomial(done: int, warmup: float, total: float, lr: float, end: float = 0.0, power: float = 1.0) -> float:
-    """fairseq's `polynomial_decay`: it rises to 1 in `warmup` updates, then falls to `end` / `lr` until `total`."""
-    if not lr:
-        return 0.0
+def polynomial(done: int, warmup: float, total: float) -> float:
+    """fairseq's `polynomial_decay` as all recipes have it: it rises to 1 in `warmup` updates, and falls to 0 until
+    `total`."""
     if warmup > 0 and done <= warmup:
         return done / warmup  # 0 in the first update
-    if done >= total:
-        return end / lr
-    return ((lr - end) * (1 - (done - warmup) / (total - warmup)) ** power + end) / lr
+    return 1 - (done - warmup) / (total - warmup) if done < total else 0.0
 
 
 def constant(done: int, warmup: int, cooldown: int, total: int) -> float:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,11 +10,11 @@ import yaml
 from .. import config
 from ..config import OPTIONS, PLACES
 from ..model_config import names_in
-from ..names import ELECTRA, SIZES, cls_beside
-from .architectures import names, preset, split_size, with_size
+from ..names import ELECTRA, cls_beside, split_size
+from .architectures import names
 from .options import CONFIGS, did_you_mean
 
-REFERENCE = re.compile(r"\$\{(\w+\.\w+)\}")
+REFERENCE = re.compile(r"\$\{(\w+\.\w+)\}")  # to the value of another setting
 
 
 def compose(recipe: str, groups: dict[str, str] | None = None) -> dict[str, Any]:
@@ -47,59 +46,19 @@ def check_preset(name: str, architecture: str) -> None:
     own = yaml.safe_load((CONFIGS / "model" / f"{name}.yaml").read_text(encoding="utf-8"))["_name"]
     (stem, size), (other, other_size) = split_size(own), split_size(architecture)
     if stem != other or size not in ("base", other_size):
-        sizes = f"; valid: {', '.join(with_size(stem, s) for s in SIZES)}" if size == "base" else ""
-        raise ValueError(f"model={name} is {own}, not {architecture}; give one of them{sizes}")
+        raise ValueError(f"model={name} is {own}, not {architecture}; give one of them")
 
 
 def value_of(override: str) -> Any:
-    """What stands behind the = of an override: a number, true, false, null, a list or a quoted text, as for Hydra; of
-    anything else the text, as it is. Raises ValueError for brackets or quotes that do not end."""
+    """What stands behind the = of an override: true, false, null, a list or a quoted text, as for Hydra; anything else
+    as it is, for the setting to convert. Raises ValueError for brackets or quotes that do not end."""
     text = override.partition("=")[2]
-    if not isinstance(number := _number(text), str):
-        return number
     if text[:1] not in ("[", "'", '"') and text.lower() not in ("true", "false", "null"):
         return text
     try:
-        value = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError:
         raise ValueError(f"{override}: brackets or quotes do not end") from None
-    if isinstance(value, list):  # YAML takes 1e-4 for a text
-        value = [_number(each) if isinstance(each, str) else each for each in value]
-    return value
-
-
-def _number(text):
-    """The number that a text is, else the text."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
-
-
-def resolved(values: dict[str, Any], key: str, defaults: dict[str, Any] | None = None) -> Any:
-    """A value; instead of `${section.key}`, or in a text, that of the other setting. Raises ValueError if there is
-    none, or one that leads back."""
-    known = {**(defaults or {}), **values}
-
-    def of(key, passed):
-        def other(found):
-            if found[1] not in known:
-                raise ValueError(f"{key}={known[key]}: {found[1]} not found{did_you_mean(found[1], known)}")
-            if found[1] in passed:
-                raise ValueError(f"{key}={known[key]} leads back to itself: {' -> '.join((*passed, found[1]))}")
-            return of(found[1], (*passed, found[1]))
-
-        value = known[key]
-        if not isinstance(value, str):
-            return value
-        if whole := REFERENCE.fullmatch(value):
-            return other(whole)
-        value = REFERENCE.sub(lambda found: str(other(found)), value)
-        if "${" in value:
-            raise ValueError(f"{key}={value}: valid: ${{section.key}}")
-        return value
-
-    return of(key, (key,))
 
 
 # ---------------------------------------------------------------------------------------------- a recipe and its user
@@ -113,15 +72,13 @@ MODEL = {f"model.{theirs}": ours for ours, theirs in names_in("fairseq").items()
 @dataclass
 class Settings:
     """What a training was told: a recipe and the words of its user. values: {"section.key": value}, those that either
-    of them names, in their types and without references; given: the places that the user names; presets: {group: file
-    of configs/} that the user chooses; batch: (sequences of an update, most of a step), None beside --update-freq, with
-    which both numbers are those of a process, as fairseq's. `settings["lr"]` is the value of an option, its default if
-    nobody names it."""
+    of them names, in their types and without references; given: the places that the user names; batch: (sequences of an
+    update, most of a step), None beside --update-freq, with which both numbers are those of a process, as fairseq's.
+    `settings["lr"]` is the value of an option, its default if nobody names it."""
 
     recipe: str
     values: dict[str, Any]
     given: list[str] = field(default_factory=list)
-    presets: dict[str, str] = field(default_factory=dict)
     batch: tuple[int, int] | None = None
 
     def __getitem__(self, name: str) -> Any:
@@ -142,68 +99,58 @@ class Settings:
             raise ValueError(f"--micro-batch-size, --update-freq: give one; {only}")
 
     def choose_precision(self, cuda: bool) -> None:
-        """Turn half precision off on a CPU, or if another one is chosen. Raises ValueError if the user wants it
-        there."""
-        other = self["amp"] or self["autocast"] == "bf16"
-        if not self["fp16"] or cuda and not self["cpu"] and not other:
-            return
-        if "common.fp16" in self.given:
-            raise ValueError("--fp16 beside --amp or --autocast: give one" if other else config.NO_GPU)
-        self.values["common.fp16"] = False
+        """Turn the recipe's --fp16 off on a CPU, or beside --autocast. Raises ValueError if the user wants it there."""
+        if self["fp16"] and (not cuda or self["cpu"] or self["autocast"] == "bf16"):
+            if "common.fp16" in self.given:
+                raise ValueError(config.NO_GPU)
+            self.values["common.fp16"] = False
 
 
 def read(
     recipe: str, words: Iterable[str], own: Iterable[str] = (), fixed: dict[str, Any] | None = None
 ) -> Settings:  # fmt: skip
-    """A recipe with a user's words: options (`--lr 1e-4`), which win, values of the recipe (`section.key=value`,
-    `~section.key` takes one out) and presets (`model=NAME`). own: further options of the command, for errors that
-    suggest the nearest name; fixed: {place: value} that the command sets itself. Raises ValueError, naming it, for what
-    is unknown or has no valid value; but settings of fairseq's own are for fairseq to judge."""
+    """A recipe with a user's words: options (`--lr 1e-4`), which win, values of the recipe (`section.key=value`) and
+    presets (`model=NAME`). own: further options of the command, for errors that suggest the nearest name; fixed:
+    {place: value} that the command sets itself. Raises ValueError, naming it, for what is unknown or has no valid
+    value; but settings of fairseq's own are for fairseq to judge."""
     command = config.FINETUNE if recipe == config.FINETUNE else config.PRETRAIN
-    overrides, options, presets, taken_out = {}, {}, {}, []
+    overrides: dict[str, Any] = {}
+    options, presets = {}, {}
     for name, value in config.split_words(words):
         if name.startswith("--"):
             known = _option(name, command, own)
             if value is None and known.kind is not bool:
                 raise ValueError(f"{name}: expected one argument")
             options[known.place] = True if value is None else value
-        elif value is None:
-            taken_out.append(name[1:])
         elif "." in name:  # given twice, the last counts, as in Hydra
             overrides[name.lstrip("+")] = value_of(f"{name}={value}")
         else:
             presets[name.lstrip("+")] = value
-    values = {place: value for place, value in compose(recipe, presets).items() if place not in LAUNCHERS}
-    for place in taken_out:
-        if place not in values or place in BATCH or place.endswith("._name"):
-            section = place.partition(".")[0]
-            near = [f"~{known}" for known in values if known.startswith(f"{section}.") and known not in BATCH]
-            raise ValueError(f"~{place}: {recipe} has none to take out{did_you_mean(f'~{place}', near)}")
-        del values[place]
-    values = {place: value for place, value in (values | overrides).items() if value != "???"}
-    fixed = {place: str(value) for place, value in (fixed or {}).items()}
-    for value in fixed.values():
-        if "${" in value:
-            raise ValueError(f"{value}: '${{' begins the name of another setting; choose another path")
-    whole = values | options | fixed
-    if whole.get(ARCH) not in (*names(), FROM_CHECKPOINT) and "common.user_dir" not in whole:
-        raise ValueError(f"--arch: unknown value {whole.get(ARCH)!r}{did_you_mean(str(whole.get(ARCH)), names())}")
+    given, fixed = {**overrides, **options}, {place: str(value) for place, value in (fixed or {}).items()}
+    if odd := [value for value in fixed.values() if "${" in value]:
+        raise ValueError(f"{odd[0]}: '${{' begins the name of another setting; choose another path")
+    values = {place: value for place, value in compose(recipe, presets).items() if place not in LAUNCHERS} | overrides
+    whole = {place: value for place, value in {**values, **options, **fixed}.items() if value != "???"}
+    arch = whole.get(ARCH)
+    if arch not in (*names(), FROM_CHECKPOINT) and "common.user_dir" not in whole:
+        raise ValueError(f"--arch: unknown value {arch!r}{did_you_mean(str(arch), names())}")
     if "model" in presets:
-        check_preset(presets["model"], whole[ARCH])
-    given = {**overrides, **options}
+        check_preset(presets["model"], arch)
     if "model.position" in given and "model.cls" in whole and "model.cls" not in given:  # the preset's
         whole["model.cls"] = cls_beside(str(whole["model.position"]), whole["model.cls"])
-    limit, steps = (_checked({**values, ARCH: whole[ARCH]}, place, options) for place in BATCH)
-    whole = {place: _checked(whole, place) for place in whole}
-    settings = Settings(recipe, whole, [*given], presets)
+    for place, value in whole.items():
+        if reference := REFERENCE.fullmatch(str(value)):  # of a recipe, to a value that the user may have chosen
+            value = whole[reference[1]]
+        whole[place] = PLACES[place].convert(value) if place in PLACES else value
+    settings = Settings(recipe, whole, [*given])
     if "optimization.update_freq" not in options:
+        limit, steps = (PLACES[place].convert(values[place]) for place in BATCH)
         if len(steps) != 1:
             raise ValueError(f"optimization.update_freq={steps}: one number for each epoch is given as --update-freq")
         settings.batch = settings["batch_size"] if "dataset.batch_size" in options else limit * steps[0], limit
     config.check_together(whole)
-    if settings["fp16"] and "common.fp16" in given and (settings["amp"] or settings["autocast"] == "bf16"):
-        settings.choose_precision(True)
-    arch = whole[ARCH]
+    if settings["fp16"] and "common.fp16" in given and settings["autocast"] == "bf16":
+        raise ValueError("--fp16 beside --autocast: give one")
     if settings["criterion"] == "electra" and arch in names() and split_size(arch)[0] not in ELECTRA:
         raise ValueError(f"--arch {arch} is no ELECTRA; valid with --criterion electra: {', '.join(ELECTRA)}")
     return settings
@@ -225,20 +172,3 @@ def _option(name, command, own):
             near = f"; did you mean {OPTIONS[ours].flag!r}?"
         raise ValueError(f"unknown option {name}{near} (settings of fairseq's own: SECTION.KEY=VALUE)")
     return known
-
-
-def _checked(values, place, more=()):
-    """A value without references, as its option has it. more: places that references may follow too."""
-    value, known = values.get(place), PLACES.get(place)
-    if isinstance(value, str) and "${" in value:
-        value = resolved({**values, **dict(more)}, place, _defaults(values[ARCH]))
-    return known.convert(value) if known else value
-
-
-def _defaults(architecture):
-    """{place: value} of what neither a recipe nor a user says."""
-    defaults = {place: known.default for place, known in PLACES.items()}
-    if architecture in names():
-        own = preset(architecture)
-        defaults |= {place: own[ours] for place, ours in MODEL.items() if ours in own}
-    return defaults

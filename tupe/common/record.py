@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from .. import __version__
-from ..config import may_change
+from ..config import TORCH, may_change
 
 logger = logging.getLogger(__name__)
 
@@ -173,10 +173,13 @@ def read(folder: str | Path) -> Record | None:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
-        return Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
+        record = Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
+        if record.config.get("engine") in TORCH:
+            record.config["engine"] = TORCH[0]
+        return record
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a run record ({error})") from None
 
 

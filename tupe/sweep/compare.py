@@ -49,7 +49,7 @@ def plan_pretraining(
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
         if preset not in valid:
-            raise ValueError(f"unknown preset {preset!r}{did_you_mean(preset, valid)} (`tupe list presets` lists them)")
+            raise ValueError(f"unknown preset {preset!r}{did_you_mean(preset, valid)}")
     twice = sorted(set(presets) & set(positions))
     if twice:
         raise ValueError(f"{', '.join(twice)}: both a preset and a position; give one of them")
@@ -155,7 +155,7 @@ def command(
         raise ValueError("nothing to compare: give --position NAME (as often as you like) or --presets A,B")
     tasks, common = find_tasks(data, glue, tasks), [*common, *options.position_file()]
     sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch, cls)
-    engine = ["--engine=transformers"] * (options_in(common).get("--engine") == "transformers")
+    engine = ["--engine=torch"] * (options_in(common).get("--engine") in config.TORCH)
     fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
     for name in options_in(fine_tuning):
         if option_of(name) in ("--task", "--lr", "--seed", "--data", "--checkpoint", "--output"):

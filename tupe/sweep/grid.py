@@ -143,7 +143,7 @@ class Sweep:
         if command == "finetune":
             if not self.keep_best:
                 options["--no-save"] = None
-            elif self.common.get("--engine") != "transformers":
+            elif self.common.get("--engine") not in config.TORCH:
                 options |= {"checkpoint.no_last_checkpoints": "true", "checkpoint.no_save_optimizer_state": "true"}
         return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
 

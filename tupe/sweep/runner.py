@@ -24,8 +24,8 @@ import torch
 
 from ..common import record, stop
 from ..common.allocator import tcmalloc
-from ..common.options import own_options
 from ..common.processes import PROGRAM, complete
+from ..config import TORCH
 
 SECONDS_TO_END = 150  # between asking a process to end and killing it; Slurm gives 180 (scripts/jobs.sbatch)
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
@@ -192,10 +192,8 @@ def last_words(job: Job) -> str:
 
 
 def check(job: Job) -> None:
-    """Let a job's command check its options, without running it. Raises ValueError with its message, which suggests the
-    options of the running command too."""
-    outer = [f"--outer-options={','.join(own_options())}"]
-    complete([*job.command, *outer, "--dry-run"])
+    """Let a job's command check its options, without running it. Raises ValueError with its message."""
+    complete([*job.command, "--dry-run"])
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
@@ -237,7 +235,7 @@ class Fork:
 
     def __init__(self, job: Job, environment: dict):
         context = multiprocessing.get_context("forkserver")
-        more = ["tupe.train.finetune"] if "--engine=transformers" in job.command else []
+        more = ["tupe.train.finetune"] if {f"--engine={name}" for name in TORCH} & {*job.command} else []
         context.set_forkserver_preload(IMPORTS + more)  # without what is not installed
         self.process = context.Process(target=run_tupe, args=(job.command[3:], str(job.log), environment))
         with nullcontext() if _environment else environment_of_copies(environment):

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ..common import options, record
+from ..config import TORCH
 from . import runner
 from .grid import Sweep, parse_grid
 
@@ -22,7 +23,7 @@ def keep_best_checkpoint(sweep: Sweep, job: runner.Job, state: str) -> None:
     if sweep.recipe != "finetune":
         return
     checkpoint, place = job.folder / "checkpoint_best.pt", job.folder.parent
-    if sweep.common.get("--engine") == "transformers":
+    if sweep.common.get("--engine") in TORCH:
         checkpoint = job.folder / "best"
         model = [path for path in job.folder.glob("*") if path.is_file() and path.name not in KEPT]
         if state == "finished" and model:

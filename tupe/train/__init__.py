@@ -1,1 +1,1 @@
-"""The second engine: pre-training and fine-tuning through transformers' Trainer. Knows no fairseq."""
+"""The second engine: pre-training and fine-tuning in one loop of plain PyTorch (`loop.py`). Knows no fairseq."""

@@ -12,8 +12,7 @@ from ..data.examples import Examples, collate
 from ..data.glue import TASKS, glue_name, score, write_predictions
 from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
 from ..modeling_tupe import TupeForSequenceClassification
-from .loop import Place, Training
-from .run import Run
+from .loop import Loop
 from .settle import Settled
 
 
@@ -42,10 +41,10 @@ def new_model(recipe: Settled, task: str) -> ForGlue:
     labels = dict(enumerate(glue.names))
     kind = "single_label_classification" if glue.labels else "regression"
     names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}, "problem_type": kind}
-    trained = replace(read_model(recipe["finetune_from_model"]), config=model)
+    trained = replace(read_model(recipe.finetune_from_model), config=model)
     found = trained.model(ForGlue, **names, label_range=glue.range)
     config = found.config
-    torch.manual_seed(recipe["seed"])
+    torch.manual_seed(recipe.seed)
     Encoder(config.vocab_size, 1, 2, model)  # whose random numbers the head's come after
     LMHead(model.width, config.vocab_size, config=model)
     head = ClassificationHead(model.width, config.classifier_inner, glue.outputs, model.pooler_dropout)
@@ -53,29 +52,25 @@ def new_model(recipe: Settled, task: str) -> ForGlue:
     encoder = found.tupe.encoder
     encoder.attention_backend = model.attention
     encoder.checkpoint_activations = model.checkpoint_activations
-    if recipe["compile"]:
+    if recipe.compile:
         encoder.compile()
     return found
 
 
-class Finetuning(Training):
+class Finetuning(Loop):
     unit = 1.0  # nats, or a squared error
+    collate = staticmethod(collate)
 
-    def __init__(
-        self, recipe: Settled, data: str, symbols: list[str], run: Run, place: Place, updates: int,
-        start: int,
-    ):  # fmt: skip
-        self.name = glue_name(recipe["glue_task"], data)
-        folder, longest = Path(data, self.name), recipe.model.max_positions
-        splits = {split: Examples(folder, split, longest) for split in recipe["valid_subset"].split(",")}
-        train = Examples(folder, recipe["train_subset"], longest)
-        model = new_model(recipe, self.name)
-        super().__init__(model, train, splits, collate, recipe, data, longest, run, place, updates, start)
-        parts = {recipe["train_subset"]: train, **splits}
-        run.record.shortened = {split: part.shortened for split, part in parts.items() if part.shortened}
+    def build(self, data: str, symbols: list[str]) -> tuple[ForGlue, Examples, dict[str, Examples]]:
+        recipe = self.recipe
+        self.name = glue_name(recipe.glue_task, data)
+        names = [recipe.train_subset, *recipe.valid_subset.split(",")]
+        parts = {name: Examples(Path(data, self.name), name, recipe.model.max_positions) for name in names}
+        self.run.record.shortened = {name: part.shortened for name, part in parts.items() if part.shortened}
+        return new_model(recipe, self.name), parts.pop(recipe.train_subset), parts
 
     def scores_of(self, split: str, dataset: Examples) -> dict:
-        batches = dataset.longest_first(self.recipe["batch_size_valid"])
+        batches = dataset.longest_first(self.recipe.batch_size_valid)
         loss, predictions = self.measure(dataset, batches)
         metrics = TASKS[self.name].metrics
         scores = {"loss": loss, **score(metrics, [predictions[i] for i in range(len(dataset))], dataset.targets)}

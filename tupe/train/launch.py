@@ -11,8 +11,10 @@ import math
 import shlex
 import sys
 import warnings
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
@@ -21,8 +23,7 @@ from ..checkpoints.trained import check_dictionary, read_model
 from ..common import console, pace, record
 from ..common.active import refuse
 from ..common.options import Command, split_files
-from ..common.prepared import check_name
-from ..common.recipes import Settings
+from ..common.recipes import ARCH, Settings
 from ..common.record import Record
 from ..common.stop import stoppable
 from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
@@ -31,10 +32,12 @@ from ..data.batches import Batches
 from ..data.blocks import Blocks, fingerprint_of
 from ..data.glue import TASKS, check_glue, glue_name
 from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of, read_symbols
+from ..model_config import ModelConfig
 from ..positions import load_scheme_file
 from .pretrained import of_checkpoint
 from .run import Run, differences, newest, publish
 from .settle import Settled, settle
+from .trackers import check_trackers
 
 logger = logging.getLogger("tupe.train")
 
@@ -49,80 +52,90 @@ def launch(
     """As `tupe.plugin.launch.launch`, through this engine."""
     gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
     processes = max(gpus, 1) * nodes
-    plan = {"settings": vars(settings), "data": str(data), "processes": processes,
-            "micro_batch_size": micro_batch_size, "gpus": gpus}  # fmt: skip
-    for file in split_files(settings["position_file"]):
-        load_scheme_file(file)
+    load_encodings(settings["position_file"])
     settled = settle(settings, processes, micro_batch_size, gpus)
     if dry_run:
-        print(yaml.safe_dump({**settled.values, "model._name": settled.architecture}, sort_keys=True), end="")
+        print(yaml.safe_dump({**settled.values, ARCH: settled.architecture}, sort_keys=True), end="")
         return
-    for path in folders_of(data):
-        check_name(path)
-    about = new_record(settled, data, read_symbols(folders_of(data)[0]), processes)
-    folder = Path(settled["save_dir"]).resolve()
-    differences(about, folder, DEFAULTS)  # a folder of another run is refused before anything is started
-    plan["yes"] = yes
+    if settled.ddp_backend == "fully_sharded" and processes == 1:
+        raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
+    check_trackers(settled)
+    about = new_record(settled, data, processes)
+    plan = {"data": str(data), "processes": processes, "gpus": gpus, "yes": yes}
     if processes == 1:
-        train(**plan)
+        train(settled, about, **plan)
         return
+    differences(about, Path(settled.save_dir).resolve(), DEFAULTS)  # another run is refused before any process starts
+    plan |= {"settled": asdict(settled), "about": asdict(about)}
     torchrun = [*words_of_nodes(gpus, nodes, node_rank, master_addr, master_port), "-m", __name__]
     run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan, allow_nan=False)])
 
 
-def new_record(settled: Settled, data: str, symbols: list[str], processes: int) -> Record:
+def load_encodings(files: str) -> None:
+    """Register the encodings of --position-file."""
+    for file in split_files(files):
+        load_scheme_file(file)
+
+
+# ----------------------------------------------------------------------------------------------------------- the record
+
+
+def new_record(settled: Settled, data: Path | str, processes: int) -> Record:
     """The record of a run before it begins. data: as `folders_of` reads it. Raises ValueError for a split that is not
-    there."""
+    there, or not whole."""
+    symbols, is_pretraining = read_symbols(folders_of(data)[0]), settled.command == PRETRAIN
     same = {"optimizer._name", "criterion._name", "optimization.lr"}  # the first two: by any name, the same numbers
-    same |= {"lr_scheduler._name"} if settled.command == FINETUNE else set()
-    config = {place: value for place, value in settled.changed().items() if PLACES[place].record != APART}
-    config = {place: value for place, value in config.items() if place not in same}
-    config["dataset.batch_size"] = settled["batch_size"]
-    config["optimization.update_freq"] = [steps * processes for steps in settled["update_freq"]]
-    if settled.command == FINETUNE or not settled["max_valid_steps"]:
-        config.pop("dataset.batch_size_valid", None)  # then it makes no difference
-    if own := split_files(settled["position_file"]):
+    same |= set() if is_pretraining else {"lr_scheduler._name"}
+    if not (is_pretraining and settled.max_valid_steps):
+        same.add("dataset.batch_size_valid")
+    changed = settled.changed.items()
+    config = {place: value for place, value in changed if PLACES[place].record != APART and place not in same}
+    config["dataset.batch_size"] = settled.batch_size
+    config["optimization.update_freq"] = [steps * processes for steps in settled.update_freq]
+    if own := split_files(settled.position_file):
         config["model.position_file"] = record.fingerprint(own)
-    about = {
-        "architecture": settled.architecture, "variant": settled.variant, "seed": settled["seed"],
-        "lr": settled["lr"][0], "dictionary": fingerprint_of(symbols), "config": {"engine": "transformers", **config},
-    }  # fmt: skip
-    if settled.command == FINETUNE:
-        return Record(**about, **of_glue(settled, Path(data)))
-    splits, (first, *_) = settled["valid_subset"].split(","), folders_of(data)
-    if settled["disable_validation"]:  # what the folder holds is the same run
+    of_data = of_text(settled, data, symbols) if is_pretraining else of_glue(settled, Path(data))
+    return Record(
+        architecture=settled.architecture, variant=settled.variant, seed=settled.seed, lr=settled.lr[0],
+        dictionary=fingerprint_of(symbols), config={"engine": "torch", **config}, **of_data,
+    )  # fmt: skip
+
+
+def of_text(settled: Settled, data: Path | str, symbols: list[str]) -> dict[str, Any]:
+    """What the record of a pre-training says of its data."""
+    splits, first = settled.valid_subset.split(","), folders_of(data)[0]
+    if settled.disable_validation:  # what the folder holds is the same run
         splits = [name for name in splits if (first / f"{name}.idx").is_file()]
-    names = [settled["train_subset"], *splits]
+    names = [settled.train_subset, *splits]
     prefixes = [prefix for name in names for prefix in prefixes_of(data, name)]
-    files = files_of(prefixes)
-    if missing := [path for path in files if not path.is_file()]:
-        known = ", ".join(sorted(path.stem for path in missing[0].parent.glob("*.idx"))) or "none is prepared there"
-        raise ValueError(f"{missing[0].parent} has no split {missing[0].stem!r}; valid: {known}")
     for prefix in prefixes:
         check_split(prefix, len(symbols))
-    budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
-    about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
-    return Record(task="masked_lm", budget=budget, splits=splits, **about)
-
-
-def of_glue(settled: Settled, data: Path) -> dict:
-    """What the record of a fine-tuning says beside that. Raises ValueError for data, or a model, that is not there."""
-    name, splits = glue_name(settled["glue_task"], data), settled["valid_subset"].split(",")
-    used = (settled["train_subset"], *splits)
-    for split in used:
-        check_glue(data / name, split, labelled=True)
-    check_dictionary(read_model(settled["finetune_from_model"], mmap=True).weights, data / "dict.txt")
-    files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
-        "task": name, "budget": {"max_epoch": settled["max_epoch"]}, "splits": splits,
-        "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files), "layout": TASKS[name].plain(),
-        **of_checkpoint(settled["finetune_from_model"]),
+        "task": "masked_lm", "splits": splits, "left_out": dict.fromkeys(names, 0.0),
+        "budget": {name: getattr(settled, name) for name in ("max_epoch", "max_update") if getattr(settled, name) > 0},
+        "data": record.fingerprint(files_of(prefixes)),
     }  # fmt: skip
 
 
-def train(
-    settings: dict, data: str, processes: int, micro_batch_size: int | None, gpus: int, yes: bool = False
-) -> None:  # fmt: skip
+def of_glue(settled: Settled, data: Path) -> dict[str, Any]:
+    """What the record of a fine-tuning says of its data, and of its model. Raises ValueError for what is not there."""
+    name, splits = glue_name(settled.glue_task, data), settled.valid_subset.split(",")
+    used = (settled.train_subset, *splits)
+    for split in used:
+        check_glue(data / name, split, labelled=True)
+    check_dictionary(read_model(settled.finetune_from_model, mmap=True).weights, data / "dict.txt")
+    files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
+    return {
+        "task": name, "budget": {"max_epoch": settled.max_epoch}, "splits": splits,
+        "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files), "layout": TASKS[name].plain(),
+        **of_checkpoint(settled.finetune_from_model),
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def train(settled: Settled, about: Record, data: str, processes: int, gpus: int, yes: bool = False) -> None:
     """Train in this process, as one of several if torchrun started it. yes: however long it takes on a CPU.
 
     Raises ValueError for a mistake of the user, BlockingIOError if another process trains in the folder, OSError if the
@@ -132,22 +145,14 @@ def train(
     from .finetune import Finetuning  # only here: these import transformers, which takes seconds
     from .loop import join
     from .pretrain import Pretraining
-    from .trackers import check_trackers
 
     check_environment(processes)
-    settings = Settings(**settings)
-    for file in split_files(settings["position_file"]):
-        load_scheme_file(file)
-    settled = settle(settings, processes, micro_batch_size, gpus)
-    folder, symbols = Path(settled["save_dir"]).resolve(), read_symbols(folders_of(data)[0])
+    folder, symbols = Path(settled.save_dir).resolve(), read_symbols(folders_of(data)[0])
     try:
         with stoppable(), pace.told(yes):
-            updates = _length(settled, data, symbols, processes)
-            check_trackers(settled)
-            if settled["ddp_backend"] == "fully_sharded" and processes == 1:
-                raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
-            place = join(gpus, settled["cpu"], processes)
-            about, on_cpu = new_record(settled, data, symbols, processes), place.device.type == "cpu"
+            updates = length_of(settled, data, symbols, processes)
+            place = join(gpus, settled.cpu, processes)
+            on_cpu = place.device.type == "cpu"
             run = Run(about, folder, place.rank == 0, DEFAULTS, on_cpu)
             place.wait()  # the first has tidied up the folder
             start, checkpoint = newest(folder)
@@ -178,19 +183,17 @@ def train(
         raise
 
 
-def _length(settled, data, symbols, processes):
+def length_of(settled: Settled, data: str, symbols: list[str], processes: int) -> int | float:
     """The number of updates of a run."""
-    epochs, is_pretraining = settled["max_epoch"], settled.command == PRETRAIN
-    updates = is_pretraining and settled["max_update"] or math.inf
-    if epochs:
-        if is_pretraining:
-            blocks = Blocks(prefixes_of(data, settled["train_subset"]), settled["tokens_per_sample"], symbols)
-            count = len(blocks)
+    updates: int | float = settled.max_update or math.inf
+    if settled.max_epoch:
+        if settled.command == PRETRAIN:
+            count = len(Blocks(prefixes_of(data, settled.train_subset), settled.tokens_per_sample, symbols))
         else:
-            count = len(Split(Path(data, glue_name(settled["glue_task"], data), "input0", settled["train_subset"])))
-        steps = settled["update_freq"][0]
-        batches = Batches(count, settled["seed"], settled["batch_size"], 0, steps, processes=processes)
-        updates = min(updates, epochs * batches.updates_per_epoch)
+            count = len(Split(Path(data, glue_name(settled.glue_task, data), "input0", settled.train_subset)))
+        steps = settled.update_freq[0]
+        batches = Batches(count, settled.seed, settled.batch_size, 0, steps, processes=processes)
+        updates = min(updates, settled.max_epoch * batches.updates_per_epoch)
     return updates
 
 
@@ -200,8 +203,12 @@ def _length(settled, data, symbols, processes):
 def main(command, plan):
     warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
     sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
+    plan = json.loads(plan)
+    load_encodings(plan["settled"]["position_file"])
+    settled = Settled(**plan.pop("settled"))
+    settled.model = ModelConfig(**settled.model)
     with console.logged():
-        train(**json.loads(plan))
+        train(settled, Record(**plan.pop("about")), **plan)
 
 
 if __name__ == "__main__":

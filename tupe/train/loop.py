@@ -4,6 +4,9 @@ An update is a number of batches in each of several processes. Its gradient is t
 predicts, however it is split. Random numbers follow from the seed and the update, so a checkpoint holds none.
 
 Loss of an update, over its masked tokens or examples i:  1/n sum_i loss_i
+
+A batch comes from the file to its loss through data/blocks.py, masks.py, batches.py (the order) and loader.py,
+`Loop.update`, and the model in pretrain.py.
 """
 
 import json
@@ -42,7 +45,7 @@ from ..data.masks import UNMASKED
 from ..data.splits import folders_of
 from ..positions import parameter_groups
 from .run import OPTIMIZER, PARTIAL, STATE, Run, keep, publish, put_in_place, seal
-from .settle import Settled, adam_betas
+from .settle import Settled
 from .trackers import trackers
 
 logger = logging.getLogger("tupe.train")
@@ -105,61 +108,63 @@ def parallel(model: nn.Module, place: Place, sharded: bool) -> nn.Module:
 def rate_of(recipe: Settled, updates: int) -> Callable[[int], float]:
     """Number of updates done -> factor of the learning rate. updates: of the whole run."""
     if recipe.command == FINETUNE:
-        warmup, total = round(recipe["warmup_ratio"] * updates), updates
-    else:
-        warmup, total = recipe["warmup_updates"], recipe["total_num_update"]
-        if recipe["lr_scheduler"] == "constant_cooldown":
-            return partial(rates.constant, warmup=warmup, cooldown=recipe["cooldown_updates"], total=total)
-    (lr,), end, power = recipe["lr"], recipe["end_learning_rate"], recipe["power"]
-    return partial(rates.polynomial, warmup=warmup, total=total, lr=lr, end=end, power=power)
+        return partial(rates.polynomial, warmup=round(recipe.warmup_ratio * updates), total=updates)
+    schedule = {"warmup": recipe.warmup_updates, "total": recipe.total_num_update}
+    if recipe.lr_scheduler == "constant_cooldown":
+        return partial(rates.constant, **schedule, cooldown=recipe.cooldown_updates)
+    return partial(rates.polynomial, **schedule)
 
 
-class Training:
+class Loop:
     """A model, its data, and the loop. Subclasses build both, and score held-out data.
 
-    model: (inputs) -> the sum of their losses, or that and predictions. dataset, splits: to train on, and {name: to
-    validate on}. data, longest: whose tokeniser the model gets, for inputs of how many tokens. updates: of the whole
-    run; start: from where it goes on. unit: of the losses, in nats. keeps: (count, pattern), see `run.keep`.
+    recipe: the settings; data, symbols: the folders, and their dictionary. updates: of the whole run; start: from where
+    it goes on. The model maps inputs to the sum of their losses, or to that and predictions. unit: of the losses, in
+    nats. keeps: (count, pattern), see `run.keep`.
     """
 
     unit = math.log(2)
+    collate: Callable
 
     def __init__(
-        self, model: nn.Module, dataset: Any, splits: dict[str, Any], collate: Callable, recipe: Settled,
-        data: str, longest: int, run: Run, place: Place, updates: int, start: int,
+        self, recipe: Settled, data: str, symbols: list[str], run: Run, place: Place, updates: int, start: int
     ):  # fmt: skip
         self.recipe, self.run, self.place = recipe, run, place
-        self.dataset, self.splits, self.collate = dataset, splits, collate
         self.updates, self.start, self.done = updates, start, start
-        self.files = tokenizer_files(folders_of(data)[0], longest, code=False) if run.writes else {}
+        self.model, self.dataset, self.splits = self.build(data, symbols)
+        self.files = {}  # of the tokeniser, which every checkpoint gets
+        if run.writes:
+            self.files = tokenizer_files(folders_of(data)[0], recipe.model.max_positions, code=False)
         self.batches = Batches(
-            len(dataset), recipe["seed"], recipe["batch_size"], updates, recipe["update_freq"][0], place.rank,
+            len(self.dataset), recipe.seed, recipe.batch_size, updates, recipe.update_freq[0], place.rank,
             place.processes, start,
         )  # fmt: skip
-        self.sharded = recipe["ddp_backend"] == "fully_sharded"
-        self.model, self.wrapped = model, parallel(model, place, self.sharded)
-        groups = parameter_groups(model, recipe["weight_decay"])
-        betas = adam_betas(recipe["adam_betas"])
-        self.optimizer = AdamW(groups, lr=recipe["lr"][0], betas=betas, eps=recipe["adam_eps"])
-        self.factor, half = rate_of(recipe, updates), recipe["fp16"] or recipe["amp"]
-        self.autocast = torch.autocast(
-            place.device.type, torch.float16 if half else torch.bfloat16, enabled=half or recipe["autocast"] == "bf16"
-        )
-        self.scaler = torch.amp.GradScaler(place.device.type, enabled=half)
+        self.sharded = recipe.ddp_backend == "fully_sharded"
+        self.wrapped = parallel(self.model, place, self.sharded)
+        groups = parameter_groups(self.model, recipe.weight_decay)
+        self.optimizer = AdamW(groups, lr=recipe.lr[0], betas=recipe.adam_betas, eps=recipe.adam_eps)
+        self.factor = rate_of(recipe, updates)
+        half = torch.float16 if recipe.fp16 else torch.bfloat16
+        self.autocast = torch.autocast(place.device.type, half, enabled=recipe.fp16 or recipe.autocast == "bf16")
+        self.scaler = torch.amp.GradScaler(place.device.type, enabled=recipe.fp16)
         self.sums = torch.zeros(2, dtype=torch.float64, device=place.device)  # since logged: losses, and their number
         self.log, self.trackers = [], trackers(recipe, run) if run.writes else []
         self.keeps = (1, -1)
         if recipe.command != FINETUNE:
-            self.keeps = recipe["keep_interval_updates"], recipe["keep_interval_updates_pattern"]
+            self.keeps = recipe.keep_interval_updates, recipe.keep_interval_updates_pattern
         self.saved: int | None = None  # the number of updates at the last checkpoint
         self.is_best, self.began = False, time.monotonic()
+
+    def build(self, data: str, symbols: list[str]) -> tuple[nn.Module, Any, dict[str, Any]]:
+        """(model, what it is trained on, {name of a split: what is validated})."""
+        raise NotImplementedError
 
     def train(self, checkpoint: Path | None) -> None:
         """From a checkpoint, or from the start. Raises SystemExit if a signal stops it, FloatingPointError if the loss
         or the weights are not finite, ValueError if the disk is full."""
         if checkpoint:
             self.load(checkpoint)
-        batches = iter(loader(self.dataset, self.batches, self.recipe["num_workers"], self.collate))
+        batches = iter(loader(self.dataset, self.batches, self.recipe.num_workers, self.collate))
         self.began = time.monotonic()
         while self.done < self.updates:
             self.update([next(batches) for _ in range(self.batches.steps)])
@@ -171,14 +176,14 @@ class Training:
                 self.validate()
             if saves:
                 self.save()
-        for tracker in self.trackers:
-            tracker.close()
+        for _, close in self.trackers:
+            close()
 
     def update(self, samples: list[dict]) -> None:
         """One update of the weights, by the batches of this process. A signal stops training before any of them."""
         stop.begin(self.done)
         pace.begin(self.done, len(samples))
-        torch.manual_seed(self.recipe["seed"] + self.done)  # of dropout
+        torch.manual_seed(self.recipe.seed + self.done)  # of dropout
         count = torch.tensor(sum(len(sample["labels"]) for sample in samples), device=self.place.device)
         count = self.place.summed(count).clamp(min=1)
         self.wrapped.train()
@@ -192,11 +197,11 @@ class Training:
                 self.scaler.scale(loss).backward()
             self.sums += torch.stack([total.detach().double(), total.new_tensor(len(sample["labels"])).double()])
             pace.passed()
-        rate = self.recipe["lr"][0] * self.factor(self.done)
+        rate = self.recipe.lr[0] * self.factor(self.done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.recipe["clip_norm"] or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip_norm or math.inf)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -221,15 +226,11 @@ class Training:
     def due(self) -> tuple[bool, bool, bool]:
         """Whether to log, validate and save after this update."""
         recipe, done, last = self.recipe, self.done, self.done == self.updates
-        logs, validates = last or stop.is_at(done, recipe["log_interval"]), self.ends_epoch()
-        if recipe.command == FINETUNE:
-            return logs, validates, validates and not recipe["no_save"]
-        validates = validates or stop.is_at(done, recipe["validate_interval_updates"])
-        saves = last or stop.is_at(done, recipe["save_interval_updates"])
-        return logs, validates and not recipe["disable_validation"], saves
-
-    def ends_epoch(self) -> bool:
-        return self.done == self.updates or stop.is_at(self.done, self.batches.updates_per_epoch)
+        ends_epoch = last or stop.is_at(done, self.batches.updates_per_epoch)
+        validates = ends_epoch or stop.is_at(done, recipe.validate_interval_updates)
+        saves = ends_epoch if recipe.command == FINETUNE else last or stop.is_at(done, recipe.save_interval_updates)
+        logs = last or stop.is_at(done, recipe.log_interval)
+        return logs, validates and not recipe.disable_validation, saves and not recipe.no_save
 
     def epoch(self) -> int:
         """Epoch of the last update, from 1."""
@@ -237,8 +238,7 @@ class Training:
 
     def stop(self) -> None:
         """End training at the last whole update, whose checkpoint a resumed run goes on from. Raises SystemExit."""
-        saves = self.recipe.command != FINETUNE or not self.recipe["no_save"]
-        if saves and self.saved != self.done and not stop.is_at_start(self.done):
+        if not (self.recipe.no_save or self.saved == self.done or stop.is_at_start(self.done)):
             self.save()
         self.place.wait()  # the first to exit would have torchrun end the one that still saves
         raise SystemExit(STOPPED)
@@ -268,8 +268,8 @@ class Training:
     def tell(self, kind: str, values: dict[str, float]) -> None:
         """Add values to the log of the run, and to what other programs show."""
         self.log.append({"update": self.done, "kind": kind, **values})
-        for tracker in self.trackers:
-            tracker.log({f"{kind}/{name}": value for name, value in values.items()}, self.done)
+        for log, _ in self.trackers:
+            log({f"{kind}/{name}": value for name, value in values.items()}, self.done)
 
     # --------------------------------------------------------------------------------------------------- validation
 

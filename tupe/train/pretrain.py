@@ -12,9 +12,7 @@ from ..data.masks import IGNORED, MaskedBlocks
 from ..data.splits import HELD_OUT_SEED, prefixes_of
 from ..encoder import Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM
-from .loop import Place, Training
-from .run import Run
-from .settle import Settled
+from .loop import Loop
 
 
 class ForPretraining(TupeForMaskedLM):
@@ -36,42 +34,37 @@ ForPretraining.__name__ = TupeForMaskedLM.__name__  # what config.json calls it
 
 def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False) -> ForPretraining:
     """A model with the weights that the first engine gives it for this seed."""
-    torch.manual_seed(seed)
-    encoder, head = Encoder(types, 1, 2, config), LMHead(config.width, types, config=config)
     options = {theirs: getattr(config, ours) for ours, theirs in NAMES.items()}
     model = ForPretraining(TupeConfig(vocab_size=types, architectures=["TupeForMaskedLM"], **options))
-    model.tupe.encoder.load_state_dict(encoder.state_dict())
-    model.lm_head.load_state_dict(head.state_dict())
-    encoder = model.tupe.encoder
-    encoder.config.places, encoder.attention_backend = config.places, config.attention
-    encoder.checkpoint_activations = config.checkpoint_activations
+    torch.manual_seed(seed)
+    model.tupe.encoder, model.lm_head = Encoder(types, 1, 2, config), LMHead(config.width, types, config=config)
+    model.tie_weights()
     if compiles:
-        encoder.compile()
+        model.tupe.encoder.compile()
     return model
 
 
-class Pretraining(Training):
-    def __init__(
-        self, recipe: Settled, data: str, symbols: list[str], run: Run, place: Place, updates: int,
-        start: int,
-    ):  # fmt: skip
-        masks = {name: recipe[name] for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
-        length, seed, longest = recipe["tokens_per_sample"], recipe["seed"], recipe["max_positions"]
+class Pretraining(Loop):
+    collate = staticmethod(collate)
+
+    def build(self, data: str, symbols: list[str]) -> tuple[ForPretraining, MaskedBlocks, dict[str, MaskedBlocks]]:
+        recipe = self.recipe
+        shares = recipe.mask_prob, recipe.leave_unmasked_prob, recipe.random_token_prob
 
         def masked_blocks(split, seed):
-            return MaskedBlocks(Blocks(prefixes_of(data, split), length, symbols), symbols, seed, **masks)
-
-        masked = masked_blocks(recipe["train_subset"], seed)
-        names = [] if recipe["disable_validation"] else recipe["valid_subset"].split(",")
-        splits = {name: masked_blocks(name, HELD_OUT_SEED) for name in names}
-        for split, part in {recipe["train_subset"]: masked, **splits}.items():
-            if not any((part[1, i][1] != IGNORED).any() for i in range(len(part))):  # as a rule, the first one has some
+            blocks = Blocks(prefixes_of(data, split), recipe.tokens_per_sample, symbols)
+            masked = MaskedBlocks(blocks, symbols, seed, *shares)
+            if not any((masked[1, i][1] != IGNORED).any() for i in range(len(masked))):  # as a rule, the first one has
                 raise ValueError(f"{data}: {split!r} has too little text: none of its tokens is masked")
-        model = new_model(recipe.model, len(symbols), seed, recipe["compile"])
-        super().__init__(model, masked, splits, collate, recipe, data, longest, run, place, updates, start)
+            return masked
+
+        names = [] if recipe.disable_validation else recipe.valid_subset.split(",")
+        splits = {name: masked_blocks(name, HELD_OUT_SEED) for name in names}
+        model = new_model(recipe.model, len(symbols), recipe.seed, recipe.compile)
+        return model, masked_blocks(recipe.train_subset, recipe.seed), splits
 
     def scores_of(self, split: str, dataset: MaskedBlocks) -> dict:
-        size, most = self.recipe["batch_size_valid"], self.recipe["max_valid_steps"]
+        size, most = self.recipe.batch_size_valid, self.recipe.max_valid_steps
         loss, _ = self.measure(dataset, held_out(len(dataset), size)[: most or None])
         self.run.add_scores(self.epoch(), self.done, split, {"loss": loss})
         return {"loss": loss}

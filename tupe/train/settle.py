@@ -1,113 +1,106 @@
-"""What the second engine makes of a training's settings: every option that it has, with its value, and the model."""
+"""What the second engine makes of a training's settings: the value of every option that it has, and the model."""
 
 import ast
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..checkpoints.trained import read_model
 from ..common.architectures import ELECTRA, architecture_of, named, plain_options, preset, split_size
 from ..common.options import did_you_mean
 from ..common.recipes import ARCH, MODEL, Settings
-from ..config import FINETUNE, PLACES, PRETRAIN
+from ..config import FINETUNE, OPTIONS, PRETRAIN, Training
 from ..model_config import FREE, ModelConfig, names_in
 
-ALWAYS_SO = {  # in the recipes for fairseq's sake: this engine knows no other way, or has no use for them
-    "common.log_format", "common.fp16_init_scale", "common.fp16_scale_window", "common.threshold_loss_scale",
-    "dataset.required_batch_size_multiple", "dataset.skip_invalid_size_inputs_valid_test",
-    "distributed_training.find_unused_parameters", "checkpoint.no_epoch_checkpoints",
-    "checkpoint.best_checkpoint_metric", "checkpoint.maximize_best_checkpoint_metric",
-}  # fmt: skip
-SAME = {  # valid names, all of which compute the same numbers here
-    "optimizer._name": ("adam", "adamw_fused"), "model.autocast": ("none", "bf16"),
-    "distributed_training.ddp_backend": ("pytorch_ddp", "fully_sharded"),
-}  # fmt: skip
-VALID = {
+SAME = {"optimizer": ("adam", "adamw_fused"), "ddp_backend": ("pytorch_ddp", "fully_sharded")}
+VALID = {  # of these options the words that this engine has
     PRETRAIN: {
-        **SAME, "task._name": ("tupe_masked_lm",), "criterion._name": ("masked_lm", "masked_lm_chunked"),
-        "lr_scheduler._name": ("polynomial_decay", "constant_cooldown"), "task.sample_break_mode": ("complete",),
-        "task.long_sentences": ("cut",),
+        **SAME, "criterion": ("masked_lm", "masked_lm_chunked"),
+        "lr_scheduler": ("polynomial_decay", "constant_cooldown"), "long_sentences": ("cut",),
     },
-    FINETUNE: {
-        **SAME, "task._name": ("glue",), "criterion._name": ("glue",),
-        "lr_scheduler._name": ("polynomial_decay_ratio",),
-    },
+    FINETUNE: {**SAME, "criterion": ("glue",), "lr_scheduler": ("polynomial_decay_ratio",)},
 }  # fmt: skip
 
 
 @dataclass
-class Settled(Settings):
-    """Settings in which every option of this engine has its value. command: "pretrain" or "finetune"; variant: how the
-    model differs from what its architecture's name stands for, in the words of a run's record."""
+class Settled(Training):
+    """A training of this engine. command: "pretrain" or "finetune"; variant: how the model differs from what its
+    architecture's name stands for, in the words of a run's record. values: {place in a recipe: value} of all options
+    that the command has; changed: those that are not the default of the option, or of the architecture."""
 
     command: str = PRETRAIN
     architecture: str = ""
-    model: ModelConfig | None = None
     variant: str = ""
-
-    def changed(self) -> dict:
-        """What is not the default of its option, or of the architecture."""
-        defaults = {**defaults_of(self.command), **_of_model(plain_options(self.architecture))}
-        return {place: value for place, value in self.values.items() if value != defaults[place]}
-
-
-def defaults_of(command: str) -> dict:
-    """{place: default} of the options that a command has with this engine."""
-    return {place: known.default for place, known in PLACES.items() if command in known.transformers}
+    model: ModelConfig = field(default_factory=ModelConfig)
+    values: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, Any] = field(default_factory=dict)
 
 
 def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None = None, gpus: int = 1) -> Settled:
     """The settings on so many processes. The batch is split as by the first engine, and as many held-out texts are
     scored. Raises ValueError, naming it, for what this engine does not have."""
     command = FINETUNE if settings.recipe == FINETUNE else PRETRAIN
-    defaults, settings = defaults_of(command), replace(settings, values=dict(settings.values))
-    values, recipe = settings.values, settings.recipe
-    if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
-        raise ValueError(f"--recipe {recipe}, --arch {values[ARCH]}: an ELECTRA, which only --engine fairseq does")
-    ignored = ALWAYS_SO - {*settings.given}
-    for place in [place for place in values if place not in defaults and place != ARCH]:
-        if place not in ignored:
-            name, near = (PLACES[place].flag, "") if place in PLACES else (place, did_you_mean(place, defaults))
-            raise ValueError(f"{name} is not known to --engine transformers{near}")
-        del values[place]
-    for place, valid in VALID[command].items():
-        if place in values and values[place] not in valid:
-            raise ValueError(f"{place}={values[place]}: valid with --engine transformers: {', '.join(valid)}")
-    if command == PRETRAIN:
-        architecture, config = values[ARCH], {}
-    else:
-        if not (checkpoint := values.get("checkpoint.finetune_from_model")):
-            raise ValueError("--checkpoint: give the model to start from")
-        known = read_model(checkpoint, mmap=True).config
-        config = {name: getattr(known, name) for name in names_in("hugging_face")}
-        architecture = architecture_of(known)
-    shares_held_out_text = "dataset.batch_size_valid" not in values
+    settings = replace(settings, values=dict(settings.values))
+    check_known(settings, command)
+    shares_held_out_text = "dataset.batch_size_valid" not in settings.values
     settings.split(processes, micro_batch_size)
-    of_architecture = _of_model(preset(architecture))
-    values = {place: of_architecture.get(place, value) for place, value in defaults.items()} | values
-    settings = replace(settings, values=values)
     settings.choose_precision(gpus > 0)
     if command == PRETRAIN:
-        _check_schedule(settings)
-    if len(settings["lr"]) != 1 or len(settings["update_freq"]) != 1:
-        raise ValueError("--lr, --update-freq: one number for each epoch is for --engine fairseq; give one")
-    _count_held_out_text(values, shares_held_out_text, processes)
+        architecture, config = settings["arch"], {}
+    else:
+        known = read_model(settings["finetune_from_model"], mmap=True).config
+        architecture, config = architecture_of(known), {name: getattr(known, name) for name in names_in("hugging_face")}
+    plain = plain_options(architecture)
+    defaults = {option.place: option.default for option in OPTIONS.values() if command in option.torch}
+    values = {**defaults, **places_of(preset(architecture), defaults), **settings.values}
+    count_held_out_text(values, shares_held_out_text, processes)
     model = ModelConfig(**{**config, **{ours: values[place] for place, ours in MODEL.items() if place in values}})
     if command == PRETRAIN:
         values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")}
         architecture = named(architecture, model.position, model.cls)
-        longest, length = settings["max_positions"], settings["tokens_per_sample"]
-        if length > longest:
-            raise ValueError(f"sequences of {length} tokens: the model has {longest} positions")
-    values.pop(ARCH)
-    plain = plain_options(architecture)
+        plain = plain_options(architecture)
     theirs = {ours: place.partition(".")[2] for place, ours in MODEL.items()}
     differs = {theirs[name]: value for name, value in vars(model).items() if str(value) != str(plain[name])}
     free = {theirs[name] for name in FREE}
-    variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in free)
-    more = {"command": command, "architecture": architecture, "model": model, "variant": variant}
-    return Settled(**{**vars(settings), **more})
+    defaults |= places_of(plain, defaults)
+    own = {option.name: values[option.place] for option in OPTIONS.values() if option.place in values}
+    settled = Settled(
+        **{name: value for name, value in own.items() if name in Training.__dataclass_fields__},
+        command=command, architecture=architecture, model=model, values=values,
+        variant=", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in free),
+        changed={place: value for place, value in values.items() if value != defaults[place]},
+    )  # fmt: skip
+    settled.adam_betas = ast.literal_eval(values["optimizer.adam_betas"])
+    if command == PRETRAIN:
+        check_schedule(settled)
+        length, longest = settled.tokens_per_sample, model.max_positions
+        if length > longest:
+            raise ValueError(f"sequences of {length} tokens: the model has {longest} positions")
+    return settled
 
 
-def _count_held_out_text(values, shares, processes):
+def places_of(model: dict[str, Any], valid: dict[str, Any]) -> dict[str, Any]:
+    """{place in a recipe: value} of options of `ModelConfig`; valid: the places that a command has."""
+    return {place: model[ours] for place, ours in MODEL.items() if ours in model and place in valid}
+
+
+def check_known(settings: Settings, command: str) -> None:
+    """Raise ValueError for what this engine does not have. What only the recipe says of fairseq is left out."""
+    values = settings.values
+    if values.get("criterion._name") == "electra" or split_size(values[ARCH])[0] in ELECTRA:
+        raise ValueError(f"--recipe {settings.recipe}, --arch {values[ARCH]}: an ELECTRA needs --engine fairseq")
+    known = {option.place: option for option in OPTIONS.values() if command in option.torch}
+    for place in values.keys() - known.keys():
+        if place in settings.given:
+            raise ValueError(f"{place} is not known to --engine torch{did_you_mean(place, known)}")
+        del values[place]
+    for name, words in VALID[command].items():
+        if (value := settings[name]) not in words and OPTIONS[name].place in values:
+            raise ValueError(f"{OPTIONS[name].flag} {value}: valid with --engine torch: {', '.join(words)}")
+    if len(settings["lr"]) != 1 or len(settings["update_freq"]) != 1:
+        raise ValueError("--lr, --update-freq: one number for each epoch is for --engine fairseq; give one")
+
+
+def count_held_out_text(values: dict[str, Any], shares: bool, processes: int) -> None:
     """Of a batch of all processes, where the recipe's number is split; or of a process, as fairseq counts. shares:
     whether the user leaves it to the recipe."""
     most, size = values.get("dataset.max_valid_steps"), "dataset.batch_size_valid"
@@ -119,24 +112,11 @@ def _count_held_out_text(values, shares, processes):
             values["dataset.max_valid_steps"] = most * processes
 
 
-def _check_schedule(settings):
-    """Raise ValueError for what fairseq's schedule of the same name does not take."""
-    name = settings["lr_scheduler"]
-    is_constant = name == "constant_cooldown"
-    for place in ("lr_scheduler.power", "lr_scheduler.end_learning_rate") if is_constant else (
-        "lr_scheduler.cooldown_updates",
-    ):  # fmt: skip
-        if settings.values[place] != PLACES[place].default:
-            raise ValueError(f"{place}={settings.values[place]}: {name} has no such option")
-    warmup, cooldown, total = (settings[name] for name in ("warmup_updates", "cooldown_updates", "total_num_update"))
-    if is_constant and warmup + cooldown > total:
+def check_schedule(settled: Settled) -> None:
+    """Raise ValueError for a cool-down that the schedule does not have, or that does not fit into it."""
+    warmup, cooldown, total = settled.warmup_updates, settled.cooldown_updates, settled.total_num_update
+    if settled.lr_scheduler != "constant_cooldown":
+        if cooldown:
+            raise ValueError("--cooldown-updates: valid with --lr-scheduler constant_cooldown")
+    elif warmup + cooldown > total:
         raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
-
-
-def adam_betas(text: str) -> tuple[float, float]:
-    """Of "(0.9, 0.98)"."""
-    return ast.literal_eval(text)
-
-
-def _of_model(options):
-    return {place: options[ours] for place, ours in MODEL.items() if ours in options}

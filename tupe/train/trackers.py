@@ -1,52 +1,33 @@
 """Programs that show a training: TensorBoard, Weights & Biases."""
 
 import importlib.util
+from collections.abc import Callable
 
 from .run import Run
 from .settle import Settled
 
 
-class TensorBoard:
-    def __init__(self, folder: str):
+def trackers(recipe: Settled, run: Run) -> list[tuple[Callable[[dict[str, float], int], object], Callable[[], object]]]:
+    """(to be called with what is logged after an update, to be called at the end) of each program that a run reports
+    to."""
+    found: list = []
+    if recipe.tensorboard_logdir:
         from tensorboardX import SummaryWriter
 
-        self.writer = SummaryWriter(folder)
-
-    def log(self, values: dict[str, float], update: int) -> None:
-        for name, value in values.items():
-            self.writer.add_scalar(name, value, update)
-        self.writer.flush()
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class WeightsAndBiases:
-    def __init__(self, project: str, run: Run):
+        writer = SummaryWriter(recipe.tensorboard_logdir, flush_secs=10)
+        found.append(
+            (lambda values, update: [writer.add_scalar(*pair, update) for pair in values.items()], writer.close)
+        )
+    if recipe.wandb_project:
         import wandb  # type: ignore[import-not-found]
 
-        self.wandb = wandb
-        wandb.init(project=project, dir=str(run.folder), config=run.record.config)
-
-    def log(self, values: dict[str, float], update: int) -> None:
-        self.wandb.log(values, step=update)
-
-    def close(self) -> None:
-        self.wandb.finish()
-
-
-def trackers(recipe: Settled, run: Run) -> list:
-    """The programs that a run reports to. Raises ValueError for one that is not installed."""
-    found: list = []
-    if folder := recipe["tensorboard_logdir"]:
-        found.append(TensorBoard(folder))
-    if project := recipe["wandb_project"]:
-        found.append(WeightsAndBiases(project, run))
+        wandb.init(project=recipe.wandb_project, dir=str(run.folder), config=run.record.config)
+        found.append((lambda values, update: wandb.log(values, step=update), wandb.finish))
     return found
 
 
 def check_trackers(recipe: Settled) -> None:
     """Raise ValueError for a program to report to that is not installed."""
     for option, name in (("wandb_project", "wandb"), ("tensorboard_logdir", "tensorboardX")):
-        if recipe[option] and importlib.util.find_spec(name) is None:
+        if getattr(recipe, option) and importlib.util.find_spec(name) is None:
             raise ValueError(f"--{option.replace('_', '-')} needs {name}: pip install {name}")
