@@ -4,19 +4,22 @@ of fine-tuning, the seeds of pre-training. Differences between models are paired
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from ..common import record
 from ..common.architectures import ELECTRA, split_size, with_size
 from ..common.tables import TextTable
 from ..data.glue import METRICS, TASKS
 from .runs import Collection, FinishedRun, Model, settings_of, settings_text
-from .statistics import Contrast, contrast
 from .summary import Summary, score_name
 
+Seeds = dict[int, float]
 RESAMPLES = 200
+FEWEST = 3  # seeds; an interval from two says more about the t-distribution than about the models
 
 
 def values_of(run: FinishedRun, split: str, epoch: str) -> list[tuple] | None:
@@ -119,6 +122,38 @@ def uncertainty_tables(
         header += ["95 % over fine-tuning seeds", "95 % over pre-training seeds"]
         tables.append(TextTable.plain(header, compared, align="lllrrrr"))
     return tables
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Mean of a - b over the seeds that both have, with a 95 % t-interval and the two-sided p-value of the paired
+    t-test. interval and p are None for fewer than `FEWEST` seeds."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    p: float | None
+    differences: Seeds  # seed -> a - b
+
+
+def contrast(a: Seeds, b: Seeds) -> Contrast:
+    """Paired by seed. Raises ValueError if a and b have no seed in common."""
+    shared = sorted(set(a) & set(b))
+    if not shared:
+        raise ValueError(f"no common seed: {sorted(a)} and {sorted(b)}")
+    differences = {seed: a[seed] - b[seed] for seed in shared}
+    return Contrast(*t_test([*differences.values()]), differences)
+
+
+def t_test(values: list[float]) -> tuple[float, tuple[float, float] | None, float | None]:
+    """(mean, its 95 % interval, two-sided p-value that it is 0); None for fewer than `FEWEST` values."""
+    mean = float(np.mean(values))
+    if len(values) < FEWEST:
+        return mean, None, None
+    if np.ptp(values) <= 1e-9 * abs(mean):  # no variation but rounding, of which scipy warns; with a mean of 0 p is nan
+        return mean, (mean, mean), float(mean == 0)
+    test = stats.ttest_1samp(values, 0)
+    low, high = test.confidence_interval(0.95)
+    return mean, (float(low), float(high)), float(test.pvalue)
 
 
 def interval_of(a: dict[int, float], b: dict[int, float]) -> tuple[float, str]:
