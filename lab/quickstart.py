@@ -1,7 +1,6 @@
 """The table of scripts/quickstart.sh: `python -m lab.quickstart OUTPUT` prints it from the folder of a quickstart."""
 
 import json
-import math
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ from tupe.common.architectures import with_size
 from tupe.common.options import QuietCommand
 from tupe.common.tables import TextTable
 from tupe.evaluate.probes import losses_of
-from tupe.sweep.summary import unigram_entropy
+from tupe.sweep.scores import unigram_entropy
 
 MODELS = {"bert_a": "BERT-A", "tupe_r": "TUPE-R"}
 MARGIN = 0.3  # bits below the unigram entropy from which on something other than word frequencies was learned
@@ -26,7 +25,7 @@ positions earlier here, and says nothing of models that are trained to the end. 
 def table(output):
     """Print the quickstart's table; fails if a model learned no more than frequencies."""
     rows, failed = [], []
-    entropy = unigram_entropy(output / "data") / math.log(2)
+    entropy = unigram_entropy(output / "data")
     for arch, name in MODELS.items():
         run = output / "models" / "presets" / with_size(arch, "tiny") / arch
         updates, losses = losses_of(run)

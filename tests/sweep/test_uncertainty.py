@@ -9,16 +9,17 @@ from helpers import write_run
 from scipy import stats
 
 from tupe.common.record import Record
-from tupe.sweep.runs import collect, with_unit
-from tupe.sweep.summary import summarise
-from tupe.sweep.uncertainty import contrast, uncertainty_tables
+from tupe.sweep.collection import collect, with_unit
+from tupe.sweep.scores import summarise
+from tupe.sweep.uncertainty import Uncertainty, contrast
 
 EXAMPLES = 400
 
 
 def tables_of(folder):
     collection = collect([folder])
-    tables = uncertainty_tables(collection, summarise(collection.finished, "best"), "best")
+    found = Uncertainty(collection, summarise(collection.finished))
+    tables = found.score_table({}, set()), found.difference_table()
     return [[dict(zip(table.header, cells, strict=True)) for _, cells in table.rows] for table in tables]
 
 
@@ -41,15 +42,15 @@ def test_errors_by_their_source(tmp_path):
     bert = next(row for row in rows if row["model"].startswith("bert_a"))
     p = 250 / EXAMPLES  # of right answers
     by_formula = 100 * np.sqrt(p * (1 - p) / EXAMPLES)
-    assert float(bert["development examples"]) == pytest.approx(by_formula, rel=0.15)
+    assert float(bert["error: development examples"]) == pytest.approx(by_formula, rel=0.15)
     scores = [100 * first / EXAMPLES for first in (240, 250, 260)]
     assert bert["fine-tuning seeds"] == f"{statistics.stdev(scores) / 3**0.5:.2f} (3)"
-    assert bert["pre-training seeds"] == "? (1)" and bert["mean"] == "62.50"
+    assert bert["pre-training seeds"] == "? (1)" and bert["mean ± deviation"] == "62.50 ± 2.50"
     (difference,) = differences
     assert difference["mean"] == "+2.50" and difference["95 % over fine-tuning seeds"] == "+2.50 to +2.50 (3)"
     share = 30 / EXAMPLES  # ten for each of three seeds, and each of these seeds is a third of the mean
     expected = 100 * np.sqrt(share * (1 - share) / EXAMPLES) / 3
-    assert float(difference["development examples"]) == pytest.approx(expected, rel=0.2)
+    assert float(difference["error: development examples"]) == pytest.approx(expected, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_differences_are_from_the_plain_model_of_the_same_kind(tmp_path, archite
 def test_differences_need_a_reference_with_the_same_settings(tmp_path):
     write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, architecture="bert_a", epochs=3)
     write_run(tmp_path / "b", "RTE", 2e-5, 1, 60.0, architecture="tupe_r", epochs=10)
-    assert len(tables_of(tmp_path)) == 1
+    assert tables_of(tmp_path)[1] == []
     write_run(tmp_path / "c", "RTE", 2e-5, 1, 60.0, architecture="bert_a", epochs=10)
     _, differences = tables_of(tmp_path)
     assert [(row["model"], row["minus"]) for row in differences] == [
@@ -104,7 +105,7 @@ def test_several_runs_of_pre_training_show_what_it_varies(tmp_path, engine):
     rows, _ = tables_of(tmp_path)
     assert [row["pre-training seeds"] for row in rows] == ["1.00 (2)"] * 2
     assert [row["fine-tuning seeds"] for row in rows] == ["? (1)"] * 2
-    assert [row["development examples"] for row in rows] == ["?"] * 2  # no predictions were kept
+    assert [row["error: development examples"] for row in rows] == ["?"] * 2  # no predictions were kept
 
 
 def test_differences_are_paired_by_the_seed_of_pre_training(tmp_path):

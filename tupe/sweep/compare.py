@@ -23,8 +23,9 @@ from ..common.tables import TextTable
 from ..encoder import ModelConfig
 from ..positions import CLS, Dims, Positions
 from . import runner
+from .collection import collect
 from .grid import Sweep, check_tasks, option_of, options_in
-from .sweep import keep_best_checkpoint, write_report
+from .report import write_report
 
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
@@ -185,6 +186,6 @@ def command(
         sweep.save()
     if sweeps:
         sweep_of = jobs_of(sweeps, output)
-        states |= run(list(sweep_of), on_done=lambda job, state: keep_best_checkpoint(sweep_of[job], job, state))
-        write_report(output, with_properties=True, with_losses=True, data=data)
+        states |= run(list(sweep_of), on_done=lambda job, state: sweep_of[job].keep_best_checkpoint(job, state))
+        write_report(collect([output]), output / "report", data)
     runner.exit_if_unfinished(states, "compare")
