@@ -8,7 +8,7 @@ from helpers import write_run, write_runs
 
 from tupe.common import record
 from tupe.common.record import Record
-from tupe.sweep.collection import FinishedRun, collect, with_unit
+from tupe.sweep.collection import FinishedRun, collect
 from tupe.sweep.grid import Sweep
 
 
@@ -161,18 +161,6 @@ def test_runs_of_another_length_are_models_of_their_own(tmp_path):
     assert runs == {(three, "RTE"), (ten, "RTE"), (ten, "CoLA")}
 
 
-def test_settings_that_change_no_score_are_none(tmp_path):
-    configs = {"dataset.num_workers": 0, "checkpoint.no_save": True}, {"common.log_format": "json", "common.cpu": True}
-    for seed, config in enumerate(configs, 1):
-        write_run(tmp_path / str(seed), "RTE", 2e-5, seed, 60.0, config=config)
-    assert [model.name for model in collect([tmp_path]).models()] == ["tupe_r"]
-
-
 def test_scores_are_those_of_the_best_epoch(tmp_path):
     run = FinishedRun(None, write_run(tmp_path / "x", "MNLI", 2e-5, 1, 60.0, epochs=3), tmp_path)
     assert run.score("valid1", "accuracy") == 61.0  # of the first epoch; the last one has 60
-
-
-@pytest.mark.parametrize(("updates", "text"), [(1_000_000, "1M"), (300_000, "300k"), (2450, "2450")])
-def test_updates_have_units(updates, text):
-    assert with_unit(updates) == text

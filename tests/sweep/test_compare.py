@@ -1,6 +1,7 @@
 """Comparisons: every encoding is pre-trained alike and fine-tuned; mistakes are refused before anything is trained."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import least_checkpoint
+from helpers import least_checkpoint, write_data
 
 from tupe.common import record
 from tupe.sweep import runner
@@ -27,6 +28,9 @@ def place(tmp_path, monkeypatch):
         (tmp_path / file).touch()
     for folder in ("data", "glue", "other"):
         (tmp_path / folder / "dict.txt").write_text("another 1\n" if folder == "other" else "word 1\n")
+    write_data(tmp_path / "text")  # for its unigram entropy, 4.6 bits
+    for file in ("train.bin", "train.idx"):
+        shutil.copy(tmp_path / "text" / file, tmp_path / "data")
     torch.save(least_checkpoint(7), tmp_path / "data" / "checkpoint.pt")
     monkeypatch.setattr(runner, "PROGRAM", (sys.executable, str(STAND_IN)))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -98,6 +102,14 @@ def test_mistakes_in_options_of_the_trainings_are_refused_first(place):
     assert "--lr is set by this command, see --tasks, --lrs" in refused and not list(place.glob("out/**/sweep.json"))
     printed = compare(place, presets, "--jobs=2")
     assert "| presets/bert_a_tiny/shaw | 5.000 |" in printed and len(starts(place)) == 2
+
+
+def test_losses_are_means_over_seeds_with_a_mark_for_the_plateau(place):
+    """The stand-in's loss is 5, its data's entropy 4.6 bits."""
+    compare(place, "--position=rope", "--pretraining-seeds=1,2")
+    assert starts(place).keys() == {f"positions/bert_a_tiny/rope_seed{seed}" for seed in (1, 2)}
+    row = "| positions/bert_a_tiny/rope | 5.000 | 0.00 (2) | plateau |"
+    assert row in (place / "out" / "losses.md").read_text()
 
 
 def test_an_encoding_whose_pre_training_fails_is_left_out(place):

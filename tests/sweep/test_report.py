@@ -114,17 +114,6 @@ def test_a_task_whose_runs_all_failed_is_in_the_tables(tmp_path):
     assert found == ["60.00 ± ?", "failed"]
 
 
-def test_variants_of_an_architecture_are_models_of_their_own(tmp_path):
-    write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, architecture="bert_a_tiny")
-    for position in ("sinusoidal", "shaw"):
-        more = {"variant": f"position {position}", "pretrained": f"{position}.pt"}
-        write_run(tmp_path / position, "RTE", 2e-5, 1, 61.0, architecture="bert_a_tiny", **more)
-    table, scores = tables_of(tmp_path)
-    assert [row["model"] for row in rows_of(table, "ours")] == ["bert_a_tiny @ 1M"]  # the paper has no variants
-    names = {row["model"] for row in rows_of(scores, "ours")}
-    assert names == {"bert_a_tiny @ 1M", *(f"bert_a_tiny (position {p}) @ 1M" for p in ("sinusoidal", "shaw"))}
-
-
 def test_question_answering_is_in_the_table_of_all_scores(tmp_path):
     write_run(tmp_path / "run", "RTE", 2e-5, 1, 70.0)
     run = write_run(tmp_path / "squad", "RTE", 2e-5, 1, 70.0, metrics=["f1", "exact"])
@@ -189,14 +178,6 @@ def test_runs_as_csv(tmp_path):
     assert {(row["task"], row["metric"]) for row in rows if float(row["score"]) == 1 / 3} == {
         ("MNLI", "accuracy"), ("STS-B", "pearson"), ("STS-B", "spearman"),
     }  # fmt: skip
-
-
-def test_rows_of_csv_have_the_settings_that_differ(tmp_path):
-    for dropout in ("0", "0.2"):
-        write_run(tmp_path / dropout, "RTE", 2e-5, 1, 60.0, config={"model.dropout": float(dropout)})
-    rows = csv.DictReader(io.StringIO(run_table(collect([tmp_path])).csv()))
-    settings = {(row["folder"], row["settings"]) for row in rows}
-    assert settings == {(str(tmp_path / dropout), f"model.dropout {float(dropout)}") for dropout in ("0", "0.2")}
 
 
 def test_a_report_that_cannot_be_written_is_refused_by_name(tmp_path):
