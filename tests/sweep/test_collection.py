@@ -30,7 +30,6 @@ def test_finished_failed_and_stopped_runs(tmp_path):
     assert reasons(collection.failed) == {"failed": "diverged", "early": "no such data"}
     assert reasons(collection.missing) == {"stopped": "stopped before its end", "running": "running"}
     assert not collection.left_out
-    assert collection.all_failed() == set()
 
 
 def test_a_run_counts_once(tmp_path):

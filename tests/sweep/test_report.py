@@ -21,10 +21,9 @@ from tupe.sweep.uncertainty import NO_BETTER, Uncertainty
 def tables_of(folder):
     """(first of the paper's tables, table of all scores) of the runs in a folder."""
     collection = collect([folder])
-    summaries, failed = summarise(collection.finished), collection.all_failed()
-    baselines = majority(collection.finished)
-    (_, _, table), *_ = paper_tables(summaries, failed, baselines)
-    return table, Uncertainty(collection, summaries).score_table(baselines, failed)
+    summaries, baselines = summarise(collection.finished), majority(collection.finished)
+    (_, _, table), *_ = paper_tables(summaries, baselines)
+    return table, Uncertainty(collection, summaries).score_table(baselines)
 
 
 def rows_of(table, kind):
@@ -104,16 +103,6 @@ def test_failed_runs_are_in_the_table_of_configurations(tmp_path):
     ]
 
 
-def test_a_task_whose_runs_all_failed_is_in_the_tables(tmp_path):
-    write_runs(tmp_path / "a", ["RTE", "CoLA"], {2e-5: [60]}, architecture="bert_a")
-    write_runs(tmp_path / "b", ["RTE"], {2e-5: [60]}, architecture="tupe_a")
-    write_run(tmp_path / "c", "CoLA", 2e-5, 1, 1.0, architecture="tupe_a", state="failed")
-    table, scores = tables_of(tmp_path)
-    assert [row["CoLA"] for row in rows_of(table, "ours")] == ["60.00", "failed"]
-    found = [row["mean ± deviation"] for row in rows_of(scores, "ours") if row["score"] == "CoLA matthews"]
-    assert found == ["60.00 ± ?", "failed"]
-
-
 def test_question_answering_is_in_the_table_of_all_scores(tmp_path):
     write_run(tmp_path / "run", "RTE", 2e-5, 1, 70.0)
     run = write_run(tmp_path / "squad", "RTE", 2e-5, 1, 70.0, metrics=["f1", "exact"])
@@ -130,14 +119,6 @@ def test_question_answering_is_in_the_table_of_all_scores(tmp_path):
 def test_verdict_on_pretraining(loss, verdict):
     ((_, cells),) = pretraining_table({Model("tupe_r", 7, "x"): loss}, 5.0).rows
     assert cells[1:] == [f"{loss:.3f}", "5.000", verdict]
-
-
-def test_inputs_that_were_cut_are_counted(tmp_path):
-    write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, shortened={"train": 3, "valid": 1})
-    write_run(tmp_path / "b", "CoLA", 2e-5, 1, 60.0)
-    text = write_report(collect([tmp_path]), tmp_path / "report").read_text()
-    assert "| tupe_r @ 1M | RTE | train | 3 |" in text and "| RTE | valid | 1 |" in text
-    assert "Inputs that were cut" in text
 
 
 # -------------------------------------------------------------------------------------------------------------- pages

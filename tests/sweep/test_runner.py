@@ -98,15 +98,6 @@ def test_states_of_jobs_that_do_not_finish(tmp_path, behave, state, reason):
     assert record.read(bad.folder).failure is None
 
 
-def test_every_job_that_is_over_is_announced(tmp_path):
-    jobs, announced = [job(tmp_path / name) for name in "ab"], []
-    for expected in (["a"], ["a", "b"]):  # the second time, a was over before
-        some = jobs[: len(expected)]
-        runner.run(some, SLOT, on_done=lambda job, state: announced.append((job.name, state)), echo=quiet)
-        assert announced == [(name, "finished") for name in expected]
-        announced.clear()
-
-
 def test_a_refused_start_leaves_the_run_in_its_folder_as_it_is(tmp_path):
     """It was stopped half-way, and somebody starts the folder with other options."""
     half = job(tmp_path / "half", "run.save(folder); os.kill(os.getpid(), 9)")

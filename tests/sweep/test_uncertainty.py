@@ -19,7 +19,7 @@ EXAMPLES = 400
 def tables_of(folder):
     collection = collect([folder])
     found = Uncertainty(collection, summarise(collection.finished))
-    tables = found.score_table({}, set()), found.difference_table()
+    tables = found.score_table({}), found.difference_table()
     return [[dict(zip(table.header, cells, strict=True)) for _, cells in table.rows] for table in tables]
 
 

@@ -98,10 +98,6 @@ class Collection:
         """The models with finished runs, in order."""
         return sorted({run.model for run in self.finished.values()})
 
-    def all_failed(self) -> set:
-        """{(model, task)} of which runs failed and none was finished."""
-        return {key[:2] for key in self.broken} - {key[:2] for key in self.finished}
-
 
 def collect(folders: Iterable[str | Path]) -> Collection:
     """Look through folders, and all that is in them, for runs of fine-tuning. Each run counts once, though its folder

@@ -1,7 +1,6 @@
 """Tables of collected fine-tuning runs beside the published numbers: `tupe report`."""
 
 import statistics
-from collections.abc import Container
 from pathlib import Path
 
 import click
@@ -50,22 +49,19 @@ DIFFERENCES = (
 )
 
 
-def paper_tables(summaries: dict, all_failed: Container[tuple] = (), baselines: dict | None = None) -> list:
-    """[(title, source, table)]: the paper's tables with our rows.
-
-    all_failed: {(model, task)} of which no run came to its end. baselines: what `majority` returns.
-    """
+def paper_tables(summaries: dict, baselines: dict | None = None) -> list:
+    """[(title, source, table)]: the paper's tables with our rows. baselines: what `majority` returns."""
     tables = []
     for table in published()["tables"]:
         ours = {model: paper_row(tasks) for model, tasks in summaries.items() if counterpart(table, model)}
         ours = {model: row for model, row in ours.items() if row}
         if ours:
-            content = _paper_table(table, ours, summaries, all_failed, baselines or {})
+            content = _paper_table(table, ours, summaries, baselines or {})
             tables.append((table["title"], table["source"], content))
     return tables
 
 
-def _paper_table(table, ours, summaries, all_failed, baselines):
+def _paper_table(table, ours, summaries, baselines):
     columns = [c for c in COLUMNS if c in PAPER_COLUMNS or any(c in row for row in ours.values())]
     shared = [c for c in PAPER_COLUMNS if all(c in row for row in ours.values())]
     rows = []
@@ -84,9 +80,8 @@ def _paper_table(table, ours, summaries, all_failed, baselines):
         add("", "majority", single)
     for model, row in ours.items():
         medians = {c: median for c, (median, _) in row.items()}
-        failed = {c: "failed" for c in columns if (model, COLUMNS[c][0]) in all_failed}
         marks = {c: f"{value:.2f}{NO_BETTER}" for c, value in medians.items() if value <= single.get(c, -101) + 1e-9}
-        add("ours", str(model), medians, {**failed, **marks})
+        add("ours", str(model), medians, marks)
         add("", "standard deviation (seeds)", {}, {c: f"± {deviation(values)}" for c, (_, values) in row.items()})
         add("", "learning rate chosen", {}, {c: f"{summaries[model][COLUMNS[c][0]].lr:g}" for c in row})
         entry = counterpart(table, model)
@@ -135,17 +130,6 @@ def pretraining_table(losses: dict[Model, float], entropy: float) -> TextTable:
     return TextTable.plain(header, rows)
 
 
-def shortened_table(collection: Collection) -> TextTable:
-    """How many inputs were cut to the models' length."""
-    runs = {(str(model), task): run for (model, task, *_), run in sorted(collection.finished.items())}
-    rows = [
-        [model, task, split, str(count)]
-        for (model, task), run in runs.items()
-        for split, count in run.record.shortened.items()
-    ]
-    return TextTable.plain(["model", "task", "split", "inputs that were cut to the model's length"], rows, align="lllr")
-
-
 def run_table(collection: Collection) -> TextTable:
     """Every score of every finished run, unrounded, for runs.csv."""
     header = [
@@ -174,20 +158,18 @@ def counts(collection: Collection) -> str:
 
 def sections(collection: Collection, data: str | Path | None = None) -> list:
     """[(title, texts and tables)] of the report. data: the pre-training data."""
-    summaries = summarise(collection.finished)
-    all_failed, baselines = collection.all_failed(), majority(collection.finished)
+    summaries, baselines = summarise(collection.finished), majority(collection.finished)
     legend = [MAJORITY] if baselines else []
     report = []
     if data:
         losses = pretraining_losses(collection.models())
         report.append(("The pre-trained models", [pretraining_table(losses, unigram_entropy(data))]))
-    for title, source, table in paper_tables(summaries, all_failed, baselines):
+    for title, source, table in paper_tables(summaries, baselines):
         report.append((title, [f"Published rows: {source}. {PUBLISHED}", *legend, table]))
     uncertainty = Uncertainty(collection, summaries)
-    report.append(("All scores", [ERRORS, *legend, uncertainty.score_table(baselines, all_failed)]))
+    report.append(("All scores", [ERRORS, *legend, uncertainty.score_table(baselines)]))
     report.append(("Differences", [DIFFERENCES, uncertainty.difference_table()]))
     report.append(("Every learning rate", [configuration_table(collection)]))
-    report.append(("Inputs that were cut", [shortened_table(collection)]))
     report = [(title, blocks) for title, blocks in report if blocks[-1].rows]
     of_no_score = {"Failed": collection.failed, "Missing": collection.missing, "Left out": collection.left_out}
     for title, entries in of_no_score.items():

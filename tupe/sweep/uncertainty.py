@@ -73,9 +73,8 @@ class Uncertainty:
             if (one, column) in self.scores
         }
 
-    def score_table(self, baselines: dict, all_failed: set) -> TextTable:
-        """Every score with its standard errors. baselines: what `majority` returns; all_failed: {(model, task)} of
-        which no run came to its end."""
+    def score_table(self, baselines: dict) -> TextTable:
+        """Every score with its standard errors. baselines: what `majority` returns."""
         rows = []
         for column in self.columns:
             if column in baselines:
@@ -94,8 +93,6 @@ class Uncertainty:
                         f"{shown(standard_error(means))} ({len(means)})",
                     ]  # fmt: skip
                     rows.append(("ours", cells))
-                elif (model, column[0]) in all_failed:
-                    rows.append(("ours", [str(model), score_name(column), "", "failed", "", "", ""]))
         header = ["model", "score", "learning rate", "mean ± deviation"]
         header += ["error: development examples", "fine-tuning seeds", "pre-training seeds"]
         return TextTable(header, rows, align="llrrrrr")
