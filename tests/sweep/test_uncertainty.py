@@ -42,15 +42,15 @@ def test_errors_by_their_source(tmp_path):
     bert = next(row for row in rows if row["model"].startswith("bert_a"))
     p = 250 / EXAMPLES  # of right answers
     by_formula = 100 * np.sqrt(p * (1 - p) / EXAMPLES)
-    assert float(bert["error: development examples"]) == pytest.approx(by_formula, rel=0.15)
+    assert float(bert["error by development examples"]) == pytest.approx(by_formula, rel=0.15)
     scores = [100 * first / EXAMPLES for first in (240, 250, 260)]
-    assert bert["fine-tuning seeds"] == f"{statistics.stdev(scores) / 3**0.5:.2f} (3)"
-    assert bert["pre-training seeds"] == "? (1)" and bert["mean ± deviation"] == "62.50 ± 2.50"
+    assert bert["error by fine-tuning seeds"] == f"{statistics.stdev(scores) / 3**0.5:.2f} (3)"
+    assert bert["error by pre-training seeds"] == "? (1)" and bert["mean ± deviation"] == "62.50 ± 2.50"
     (difference,) = differences
     assert difference["mean"] == "+2.50" and difference["95 % over fine-tuning seeds"] == "+2.50 to +2.50 (3)"
     share = 30 / EXAMPLES  # ten for each of three seeds, and each of these seeds is a third of the mean
     expected = 100 * np.sqrt(share * (1 - share) / EXAMPLES) / 3
-    assert float(difference["error: development examples"]) == pytest.approx(expected, rel=0.2)
+    assert float(difference["error by development examples"]) == pytest.approx(expected, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,9 @@ def test_several_runs_of_pre_training_show_what_it_varies(tmp_path, engine):
         path = path if engine == "fairseq" else str(tmp_path / "pretrained" / str(seed))  # the folder is the model
         write_run(tmp_path / str(seed), "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
     rows, _ = tables_of(tmp_path)
-    assert [row["pre-training seeds"] for row in rows] == ["1.00 (2)"] * 2
-    assert [row["fine-tuning seeds"] for row in rows] == ["? (1)"] * 2
-    assert [row["error: development examples"] for row in rows] == ["?"] * 2  # no predictions were kept
+    assert [row["error by pre-training seeds"] for row in rows] == ["1.00 (2)"] * 2
+    assert [row["error by fine-tuning seeds"] for row in rows] == ["? (1)"] * 2
+    assert [row["error by development examples"] for row in rows] == ["?"] * 2  # no predictions were kept
 
 
 def test_differences_are_paired_by_the_seed_of_pre_training(tmp_path):
@@ -131,7 +131,7 @@ def test_what_is_not_known_to_be_another_seed_of_pre_training_does_not_count_as_
         folder = tmp_path / f"{score}"
         write_run(folder, "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
     rows, _ = tables_of(tmp_path)
-    assert [row["pre-training seeds"] for row in rows] == ["? (1)"] * 2
+    assert [row["error by pre-training seeds"] for row in rows] == ["? (1)"] * 2
 
 
 def test_paired_contrast_is_scipys():

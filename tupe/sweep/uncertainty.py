@@ -78,24 +78,25 @@ class Uncertainty:
         rows = []
         for column in self.columns:
             if column in baselines:
-                rows.append(("", ["majority", score_name(column), "", shown(baselines[column]), "", "", ""]))
+                rows.append(["majority", score_name(column), "", shown(baselines[column]), "", "", ""])
             for model, tasks in self.summaries.items():
                 if (model, column) in self.scores:
                     values, means = [*self.scores[model, column].values()], [*self.means(model, column).values()]
                     mean = statistics.mean(values)
                     deviation = shown(statistics.stdev(values) if len(values) > 1 else None)
                     mark = NO_BETTER if column in baselines and mean <= baselines[column] + 1e-9 else ""
-                    cells = [
+                    rows.append([
                         str(model), score_name(column), f"{tasks[column[0]].lr:g}",
                         f"{mean:.2f} ± {deviation}{mark}",
                         shown(bootstrap_error([*self.draws[model, column].values()])),
                         f"{shown(standard_error(values))} ({len(values)})",
                         f"{shown(standard_error(means))} ({len(means)})",
-                    ]  # fmt: skip
-                    rows.append(("ours", cells))
+                    ])  # fmt: skip
         header = ["model", "score", "learning rate", "mean ± deviation"]
-        header += ["error: development examples", "fine-tuning seeds", "pre-training seeds"]
-        return TextTable(header, rows, align="llrrrrr")
+        header += [
+            f"error by {source}" for source in ("development examples", "fine-tuning seeds", "pre-training seeds")
+        ]
+        return TextTable.plain(header, rows, align="llrrrrr")
 
     def difference_table(self) -> TextTable:
         """Differences from each model's reference; without rows if none has one."""
@@ -116,7 +117,7 @@ class Uncertainty:
                 str(model), str(reference), score_name(column), f"{mean:+.2f}", shown(bootstrap_error(draws)),
                 over_seeds, over_pretraining,
             ])  # fmt: skip
-        header = ["model", "minus", "score", "mean", "error: development examples"]
+        header = ["model", "minus", "score", "mean", "error by development examples"]
         header += ["95 % over fine-tuning seeds", "95 % over pre-training seeds"]
         return TextTable.plain(header, rows, align="lllrrrr")
 
