@@ -252,9 +252,8 @@ def run(args: argparse.Namespace) -> None:
 
 def table(output: Path) -> str:
     """The rows of docs/evidence/delay.md, constant rate, with one for this size."""
-    from tupe.sweep.statistics import first_below
-
     from .delay import Curve, constant_table, lead, leads
+    from .estimates import first_below
     from .known import Runs
     from .plan import Trial
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tupe.common.tables import TextTable
-from tupe.sweep.statistics import first_below, number, with_interval
 
 from . import third
+from .estimates import first_below, number, with_interval
 from .known import Runs
 from .plan import LATER, PLAN, Trial, cooldown_of
 

@@ -1,4 +1,4 @@
-"""Statistics of the experiments beside those of `tupe.sweep.statistics`."""
+"""Statistics of the experiments: intervals, tests and how they are shown, beside those of `tupe.sweep.uncertainty`."""
 
 import math
 from collections.abc import Iterable
@@ -6,9 +6,44 @@ from collections.abc import Iterable
 import numpy as np
 from scipy import stats
 
-from tupe.sweep.statistics import mean_interval
+from tupe.sweep.uncertainty import Contrast, Seeds, contrast, t_test
 
+ALPHA = 0.05  # of the corrected p-values
 Blocks = dict[int, tuple]  # seed -> (summed loss of each held-out block, tokens of each)
+
+
+def paired(values: dict[str, Seeds], a: str, b: str) -> Contrast | None:
+    """The contrast of two models, None where they have no common seed."""
+    return contrast(values[a], values[b]) if set(values.get(a, ())) & set(values.get(b, ())) else None
+
+
+def mean_interval(values: Iterable[float]) -> tuple[float, tuple[float, float] | None]:
+    """(mean, 95 % t-interval of the mean); no interval for fewer than `FEWEST` values."""
+    return t_test(list(values))[:2]
+
+
+def holm(p_values: list[float | None]) -> list[float | None]:
+    """Adjusted p-values (Holm, 1979): those at most alpha are significant with a family-wise error of at most alpha.
+    None, of a test with too few seeds, counts as 1 and stays None."""
+    counted = [1.0 if p is None else p for p in p_values]
+    adjusted, largest = [*p_values], 0.0
+    for rank, index in enumerate(np.argsort(counted)):
+        largest = max(largest, min(1.0, (len(counted) - rank) * counted[index]))
+        if p_values[index] is not None:
+            adjusted[index] = largest
+    return adjusted
+
+
+def first_below(updates: list[int], losses: list[float], threshold: float) -> float | None:
+    """Updates at which a curve is first at or below a threshold, interpolated between the points around it; None if it
+    never is."""
+    for i, loss in enumerate(losses):
+        if loss <= threshold:
+            if i == 0:
+                return float(updates[0])
+            part = (losses[i - 1] - threshold) / (losses[i - 1] - loss)
+            return updates[i - 1] + part * (updates[i] - updates[i - 1])
+    return None
 
 
 def geometric_mean_interval(values: Iterable[float]) -> tuple[float, tuple[float, float] | None]:
@@ -56,3 +91,24 @@ def bootstrap(a: Blocks, b: Blocks, resamples: int = 2000, seed: int = 1) -> tup
     seeds = rng.integers(len(shared), size=losses.shape)
     low, high = np.percentile(np.take_along_axis(losses, seeds, axis=1).mean(axis=1), [2.5, 97.5])
     return float(differences.sum(axis=1).mean() / counts.sum()), (float(low), float(high))
+
+
+# ------------------------------------------------------------------------------------------------------------- as text
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{round(float(value), digits) + 0.0:.{digits}f}"  # + 0.0: no minus before a zero
+
+
+def shown(mean: float, interval: tuple[float, float] | None, digits: int) -> str:
+    bounds = f" [{', '.join(number(bound, digits) for bound in interval)}]" if interval else ""
+    return number(mean, digits) + bounds
+
+
+def with_interval(values: Iterable[float], digits: int = 3) -> str:
+    """ "6.123 [6.100, 6.146]": mean and 95 % t-interval; only the mean of fewer than three values."""
+    return shown(*mean_interval(values), digits)
+
+
+def of_contrast(one: Contrast | None, digits: int = 3) -> str:
+    return "" if one is None else shown(one.mean, one.interval, digits)

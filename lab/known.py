@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tupe.common import record
-from tupe.sweep.statistics import Seeds, first_below
 
 from . import collect
+from .estimates import Seeds, first_below
 from .plan import LATER, PLAN, Trial, final_losses, lengths_of, planned_models, precision, trials
 
 FIRST = Path(__file__).parents[1] / "docs/evidence"  # tables of the first experiment

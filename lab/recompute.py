@@ -20,23 +20,25 @@ import click
 import numpy as np
 
 from tupe.common import options
-from tupe.sweep.statistics import (
+
+from .collect import read_table
+from .delay import Lead, curve_of, leads, span
+from .estimates import (
     ALPHA,
     Contrast,
     Seeds,
     contrast,
+    equivalence,
     first_below,
+    geometric_mean_interval,
     holm,
     number,
     of_contrast,
     paired,
     shown,
+    welch,
     with_interval,
 )
-
-from .collect import read_table
-from .delay import Lead, curve_of, leads, span
-from .estimates import equivalence, geometric_mean_interval, welch
 from .known import FIRST, TABLES, Runs
 from .plan import LATER, Trial
 

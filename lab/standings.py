@@ -31,10 +31,10 @@ from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.positions import Positions
 from tupe.sweep import runner
 from tupe.sweep.grid import options_in
-from tupe.sweep.statistics import first_below, with_interval
 from tupe.text import TextEncoder
 
 from . import collect
+from .estimates import first_below, with_interval
 from .execute import train, train_stage
 from .plan import Trial, final_losses
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tupe.common.tables import TextTable
-from tupe.sweep.statistics import ALPHA, Contrast, contrast, holm, number, of_contrast, paired
 
 from . import estimates
+from .estimates import ALPHA, Contrast, contrast, holm, number, of_contrast, paired
 from .known import Runs
 from .plan import BITS, LATER, THIRD, precision
 

@@ -5,19 +5,24 @@ They continue from a trained BERT-Base with the encoding exchanged; scores are m
 
 import functools
 import json
+import math
 import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 import yaml
+from scipy.stats import pearsonr
 
 from tupe.common import options
 from tupe.common.architectures import ARCHITECTURES, split_size
 from tupe.common.tables import TextTable
+from tupe.evaluate.loading import load_model
+from tupe.evaluate.probes import identical_word_attention, measures
 from tupe.positions import parse
+from tupe.sweep.collection import Model, collect
 from tupe.sweep.compare import command as compare
-from tupe.sweep.runs import Model, collect
-from tupe.sweep.summary import Summary, mean_columns, properties, score_lists, summarise
+from tupe.sweep.scores import COLUMNS, Summary, score_columns, score_name, summarise
 
 SCORES = {  # our name of a score -> the column of their tables
     "CoLA matthews": "CoLA", "SST-2 accuracy": "SST-2", "MNLI accuracy": "MNLI", "MRPC f1": "MRPC F1",
@@ -33,6 +38,7 @@ MEASURES = {  # our measure of identical-word probing -> theirs; the formulas ar
     "symmetry violation": "symmetry",
     "direction balance": "direction balance",
 }
+METRICS = {"MRPC": "f1", "QQP": "f1", "STS-B": "spearman"}  # of their mean over GLUE; elsewhere TUPE's
 ENCODINGS = yaml.safe_load(Path(__file__).with_name("wang.yaml").read_text(encoding="utf-8"))
 BETTER = "‡"
 EXPLANATION = (
@@ -81,6 +87,75 @@ def published_score(row: str, column: str) -> str:
     return f"{entry['mean']:.2f} ± {entry['std']:.2f}" + f" {BETTER}" * entry["significant"]
 
 
+def mean_columns(summaries: dict) -> list:
+    """(task, split, metric) of their mean over GLUE, as far as every model has them: a column per task, MNLI's the
+    matched one, F1 for MRPC and QQP, Spearman for STS-B, no WNLI. [] where it would be the mean of one."""
+    columns = [(task, split, METRICS.get(task, metric)) for task, split, metric in COLUMNS.values()]
+    columns = [(task, split, metric) for task, split, metric in columns if task != "WNLI" and split == "valid"]
+    shared = [column for column in columns if all(column[0] in tasks for tasks in summaries.values())]
+    return shared if len(shared) > 1 else []
+
+
+def glue_mean(tasks: dict[str, Summary], columns: Sequence) -> list:
+    """Mean over columns, for each seed that all of them have. columns: (task, split, metric), see `mean_columns`."""
+    by_seed = {task: tasks[task].by_lr[tasks[task].lr] for task, *_ in columns}
+    seeds = sorted(set.intersection(*map(set, by_seed.values())))
+    return [statistics.mean(by_seed[task][seed][split, metric] for task, split, metric in columns) for seed in seeds]
+
+
+def score_lists(summaries: dict) -> dict:
+    """{model: {name: scores of the seeds}} of the best configurations, the mean over GLUE first; [] where a model has
+    none."""
+    shared, columns = mean_columns(summaries), score_columns(summaries)
+    lists = {}
+    for model, tasks in summaries.items():
+        name = f"mean of {len(shared)} (F1, Spearman; no WNLI)"
+        lists[model] = {name: glue_mean(tasks, shared)} if shared else {}
+        for task, *pair in columns:
+            lists[model][score_name((task, *pair))] = tasks[task].values(*pair) if task in tasks else []
+    return lists
+
+
+def properties(models: Iterable[Model], data: str | Path | None = None) -> dict:
+    """{model: {measure: value}}: identical-word probing of each model's pre-trained checkpoint."""
+    loaded = ((model, *load_model(model.checkpoint, data)) for model in models)
+    return {model: measures(identical_word_attention(net, text.symbols)) for model, net, text in loaded}
+
+
+def correlations(probed: dict, summaries: dict) -> dict:
+    """{measure: {name of a score: Pearson correlation over models}}, scores as means over seeds; None for fewer than
+    three models, or where one side is constant. Over models with position encodings only, as theirs.
+
+    probed: see `properties`.
+    """
+    lists = score_lists(summaries)
+    models = [model for model in lists if model in probed and "position nopos" not in model.variant]
+    return {
+        measure: {
+            name: _pearson([
+                (probed[model][measure], statistics.mean(lists[model][name]))
+                for model in models
+                if lists[model][name] and math.isfinite(probed[model][measure])
+            ])
+            for name in next(iter(lists.values()))
+        }
+        for measure in next(iter(probed.values()))
+    }  # fmt: skip
+
+
+def _pearson(pairs):
+    varied = len(pairs) > 2 and all(len(set(side)) > 1 for side in zip(*pairs, strict=True))
+    return float(pearsonr(*zip(*pairs, strict=True))[0]) if varied else None
+
+
+def correlation_table(probed: dict, summaries: dict) -> TextTable:
+    rows = [
+        [measure, *("" if value is None else f"{value:+.2f}" for value in row.values())]
+        for measure, row in correlations(probed, summaries).items()
+    ]
+    return TextTable.plain(["correlation with", *next(iter(score_lists(summaries).values()))], rows)
+
+
 def score_table(summaries: dict[Model, dict[str, Summary]]) -> TextTable | None:
     """A published row above each of our models that has one, in the scores that we have; None if there is none."""
     rows, lists = [], score_lists(summaries)
@@ -123,15 +198,18 @@ def grid(options_of_compare):
 
 @click.command("wang-tables", cls=options.QuietCommand)
 @click.argument("runs", nargs=-1, required=True, type=options.FOLDER, metavar="FOLDER ...")
-@click.option("--properties", "with_properties", is_flag=True, help="Probe the pre-trained checkpoints too.")
+@click.option("--properties", "with_properties", is_flag=True, help="Probe the pre-trained checkpoints too, and "
+              "correlate the measures with the scores.")  # fmt: skip
 @options.data("The pre-training data, for --properties (default: the checkpoint's own).", required=False)
 def tables(runs, with_properties, data):
     """Print the published tables beside our fine-tuned models of the same encodings, as Markdown."""
     collection = collect(runs)
-    found = [score_table(summarise(collection.finished, "best"))]
-    if with_properties:
-        found.append(property_table(properties(collection.models(), data)))
+    summaries = summarise(collection.finished)
+    probed = properties(collection.models(), data) if with_properties else {}
+    found = [score_table(summaries), property_table(probed) if probed else None]
     if not any(found):
         raise ValueError(f"no model in {', '.join(map(str, runs))} has one of the thirteen encodings (lab/wang.yaml)")
+    if len(probed) > 2:
+        found.append(correlation_table(probed, summaries))
     texts = [EXPLANATION.format(source=published()["source"]) + "\n", *(table.markdown() for table in found if table)]
     click.echo("\n".join(texts))

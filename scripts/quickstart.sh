@@ -33,7 +33,7 @@ if [ "$engine" = torch ]; then stack=train venv=.venv-train last=; fi
 run bash scripts/setup.sh --stack $stack
 export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/$venv/bin:$PATH
 SECONDS=0
-precision=$(python -m tupe.sweep.quickstart precision)
+precision=$(python -c 'from tupe.cpu import bf16_speed; print("bf16" if bf16_speed() > 1.2 else "none")')
 settings="$updates updates, $precision, $engine"
 # One that was interrupted goes on. Of one that came to its end, or had other settings, downloads and data alone are kept.
 if [ -e "$out/table.md" ] || [ "$(cat "$out/quickstart" 2> /dev/null)" != "$settings" ]; then
@@ -67,7 +67,7 @@ step "table and pictures"
 run tupe plot loss "TUPE-R tiny=$tupe" "BERT-A tiny=$bert" --title "Validation loss" --output "$out/validation_loss"
 run tupe plot positions --checkpoint "$tupe$last" --data "$out/data" \
   --title "Position terms of TUPE-R tiny" --output "$out/positions"
-run python -m tupe.sweep.quickstart table "$out" > "$out/table.part" || status=$?
+run python -m lab.quickstart "$out" > "$out/table.part" || status=$?
 [[ ${status:-0} =~ ^[02]$ ]] || exit "$status"  # it was ended: what has no table goes on
 mv "$out/table.part" "$out/table.md"; cat "$out/table.md"
 [ -z "${status:-}" ] || exit $status

@@ -12,22 +12,20 @@ run bash scripts/setup.sh --stack "$stack"
 venv=.venv; [ "$stack" = fairseq ] || venv=.venv-$stack
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=false
 unset PYTHONDONTWRITEBYTECODE  # else every process compiles what it imports: 13 s of a processor, not 5, before its first test
-# A user's own files beside the project's are not looked at: -I imports nothing from the working folder, and each tool is
-# told its configuration, of which there may be a user's (ruff.toml, pytest.ini, conftest.py).
-python=("$venv/bin/python" -I)
+python=$venv/bin/python
 echo "test: ruff"
-run "${python[@]}" -m ruff check --config pyproject.toml tupe lab tests docs hydra_plugins setup.py
+run "$python" -m ruff check .
 if [ "$stack" = fairseq ]; then  # which has the versions of scripts/requirements.txt: others have other types
   echo "test: mypy"
-  run "${python[@]}" -m mypy --config-file pyproject.toml
+  run "$python" -m mypy --config-file pyproject.toml
 fi
 echo "test: import contracts"  # imports from the folder that it is called in
 cd scripts
 run "../$venv/bin/lint-imports" --config ../pyproject.toml --no-logo --no-cache
 cd ..
-torch=$("${python[@]}" -c 'from importlib import metadata; print(metadata.version("torch"))')
-echo "test: pytest on the $stack stack ($("${python[@]}" --version), torch $torch)"
-tests=("${python[@]}" -m pytest -c pyproject.toml --rootdir . --confcutdir tests -n 2 --durations 15 "$@")
+torch=$("$python" -c 'from importlib import metadata; print(metadata.version("torch"))')
+echo "test: pytest on the $stack stack ($("$python" --version), torch $torch)"
+tests=("$python" -m pytest -n 2 --durations 15 "$@")
 case " $* " in
   # A slow test that hangs fails after an hour (pyproject.toml), with the stacks of its threads, and the others go on.
   *" -m slow "*) tests+=(--dist load) ;;

@@ -21,8 +21,10 @@ if record.read(folder) and record.read(folder).state == "finished":  # another p
     sys.exit()
 with (folder / "starts").open("a") as starts:
     print(os.getpid(), file=starts)
-run = record.Record(task=words.get("task", "masked_lm"), seed=int(words.get("seed", 1)), metrics=["accuracy"])
+metrics = ["accuracy"] if sys.argv[1] == "finetune" else []
+run = record.Record(task=words.get("task", "masked_lm"), seed=int(words.get("seed", 1)), metrics=metrics)
 run.splits, run.started_at = ["valid"], record.now()
+run.architecture, run.pretrained, run.pretrained_updates = "bert_a", words.get("checkpoint"), 7
 behave = folder / "behave.py"
 if "seconds" in words:
     time.sleep(float(words["seconds"]))
@@ -34,6 +36,6 @@ if "no-save" not in words:
     for name in ("best", "last"):
         path = folder / f"checkpoint_{name}.pt"
         shutil.copyfile(model, path) if model.exists() else path.write_text(folder.name)
-run.scores = [{"epoch": 1, "split": "valid", "accuracy": 50.0 + run.seed, "loss": 5.0, "best": True}]
+run.scores = [{"epoch": 1, "num_updates": 9, "split": "valid", "accuracy": 50.0 + run.seed, "loss": 5.0, "best": True}]
 run.end()
 run.save(folder)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from lab import delay, estimates, third, third_run
+from lab.estimates import contrast, first_below
 from lab.known import FIRST, Runs
 from lab.plan import Trial
-from tupe.sweep.statistics import contrast, first_below
 
 THRESHOLD = 8.181
 

@@ -29,8 +29,8 @@ from lab.squad import (
 from tupe.common.prepared import tokenizer_files
 from tupe.configuration_tupe import TupeConfig
 from tupe.modeling_tupe import TupeForMaskedLM
-from tupe.sweep.runs import collect
-from tupe.sweep.summary import summarise
+from tupe.sweep.collection import collect
+from tupe.sweep.scores import summarise
 
 SAMPLINGS = ["cat", "dog", "mat", "park", "bird", "song"]
 FILLER = "while the birds sang of old songs in parks and dogs ran on a mat"
@@ -277,7 +277,7 @@ def test_a_tiny_model_overfits_its_questions(version, impossible, folder, tmp_pa
     (run,) = collection.finished.values()
     assert (run.record.task, run.model.architecture) == (f"SQuAD-{version}", "tupe_r")
     assert run.record.scores[-1]["f1"] > 90, run.record.scores
-    (summary,) = summarise(collection.finished, "best").values()
+    (summary,) = summarise(collection.finished).values()
     assert f"SQuAD-{version}" in summary
     predictions = json.loads((tmp_path / "run" / "predictions.json").read_text())
     questions = read_squad(file)

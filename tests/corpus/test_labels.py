@@ -200,7 +200,7 @@ def tuned(prepared, small, tmp_path_factory):
     """{engine: folder of the run}."""
     pytest.importorskip("fairseq")
     folder = tmp_path_factory.mktemp("tuned")
-    runs = {engine: folder / engine for engine in ("fairseq", "transformers")}
+    runs = {engine: folder / engine for engine in ("fairseq", "torch")}
     for engine, output in runs.items():
         where = [f"--data={prepared}", f"--checkpoint={small}", f"--output={output}", "--task=cats"]
         started = fork_tupe("finetune", f"--engine={engine}", *where, *TINY, log=folder / "log")
@@ -229,7 +229,7 @@ def test_label_names_travel_into_exports_and_back(tuned, prepared, tmp_path):
     done = run("checkpoint", "export", "--checkpoint", tuned["fairseq"] / "checkpoint_last.pt", *words)
     assert done.exit_code == 0, done.output
     names = ["two or more", "none", "one"]
-    for folder in (tmp_path / "hf", checkpoint_of(tuned["transformers"])):
+    for folder in (tmp_path / "hf", checkpoint_of(tuned["torch"])):
         config = json.loads((folder / "config.json").read_text())
         assert [config["id2label"][str(n)] for n in range(3)] == names
         assert [*config["label2id"]] == names or config["label2id"]["none"] == 1
@@ -261,7 +261,7 @@ def test_a_checkpoint_needs_no_data_to_know_its_labels(tuned, vocabulary, prepar
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+@pytest.mark.parametrize("engine", ["fairseq", "torch"])
 def test_predict_writes_labels(engine, tuned, prepared, tmp_path):
     done = run("predict", f"cats={checkpoint_of(tuned[engine])}", "--data", prepared, "--output", tmp_path)
     assert done.exit_code == 0, done.output
@@ -272,7 +272,7 @@ def test_predict_writes_labels(engine, tuned, prepared, tmp_path):
     assert "was not fine-tuned on bare, but on cats" in wrong.output
 
 
-@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+@pytest.mark.parametrize("engine", ["fairseq", "torch"])
 @pytest.mark.thorough
 def test_labels_in_another_order_are_refused(engine, tuned, prepared, vocabulary, tmp_path):
     """The head's outputs would stand for others."""

@@ -60,7 +60,7 @@ def describe(data):
     (data / "manifest.json").write_text(json.dumps({"vocab_size": types}))
 
 
-@pytest.mark.parametrize("engine", ["fairseq", "transformers"])
+@pytest.mark.parametrize("engine", ["fairseq", "torch"])
 @pytest.mark.parametrize(
     "file, change, said",
     [

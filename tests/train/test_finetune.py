@@ -19,7 +19,6 @@ from tupe.common.record import REFUSED, STOPPED, fingerprint, read, updates_of
 from tupe.data.examples import Examples, collate
 from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.sweep.grid import Sweep
-from tupe.sweep.sweep import keep_best_checkpoint
 from tupe.train.run import checkpoints
 
 TINY = ["--gpus=0", "--allocator=none", "--num-workers=0", "--batch-size=12", "--lr=1e-3", "--max-epoch=2"]
@@ -174,7 +173,7 @@ def test_a_sweep_leaves_records_and_the_best_model(keep_best, small, learnable, 
     for job in sweep.jobs:
         assert ended(fork_tupe(*job.command[3:])) == 0
         assert bool(list(job.folder.glob("checkpoint-*"))) == keep_best
-        keep_best_checkpoint(sweep, job, "finished")
+        sweep.keep_best_checkpoint(job, "finished")
         assert {path.name for path in job.folder.iterdir()} <= {"record.json", "predictions", "lock", "train.log"}
     best = Path(tmp_path, "CoLA", "best")
     assert best.exists() == keep_best

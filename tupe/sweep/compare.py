@@ -7,6 +7,8 @@ Everything is resumed by its records, and what is finished is left alone.
 import filecmp
 import itertools
 import shlex
+import statistics
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +25,10 @@ from ..common.tables import TextTable
 from ..encoder import ModelConfig
 from ..positions import CLS, Dims, Positions
 from . import runner
+from .collection import collect
 from .grid import Sweep, check_tasks, option_of, options_in
-from .sweep import keep_best_checkpoint, write_report
+from .report import LEARNED, deviation, write_report
+from .scores import unigram_entropy
 
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
@@ -42,10 +46,10 @@ def buildable(position: str, arch: str, cls: str | None = None) -> tuple[str, st
 
 def plan_pretraining(
     data: Path, output: Path, presets: list[str], positions: list[str], size: str, recipe: str, common: list[str],
-    arch: str, cls: str | None = None,
+    arch: str, cls: str | None = None, seeds: list[int] | None = None,
 ) -> list:  # fmt: skip
     """Sweeps that pre-train every preset, and every position in `arch`, alike. cls: of all of them; None: as these say.
-    Raises ValueError for what is not known."""
+    seeds: of each; None: the recipe's one. Raises ValueError for what is not known."""
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
         if preset not in valid:
@@ -58,7 +62,7 @@ def plan_pretraining(
         architecture = with_size(split_size(architecture)[0], size)
         folder, words = output / f"{kind}s" / architecture, [f"--data={data}", f"--arch={architecture}", *common]
         words += [f"--cls={cls}"] if cls else []
-        return Sweep.plan(recipe, folder, {kind: values}, words)
+        return Sweep.plan(recipe, folder, {kind: values, **({"seed": seeds} if seeds else {})}, words)
 
     by_architecture, replaced = {}, {}
     for position in positions:
@@ -101,14 +105,21 @@ def find_tasks(data: Path, glue: Path | None, tasks: list[str] | None) -> list[s
     return check_tasks(glue, tasks) if glue else []
 
 
-def losses_table(jobs: list[runner.Job]) -> TextTable:
-    """Validation losses at the end of finished pre-trainings, lowest first."""
-    runs = {str(job): record.read(job.folder) for job in jobs}
-    losses = sorted((run.scores[-1]["loss"], name) for name, run in runs.items())
-    units = " or ".join(sorted({run.loss_unit for run in runs.values()}))
-    return TextTable.plain(
-        ["pre-training", f"validation loss, {units}"], [[name, f"{loss:.3f}"] for loss, name in losses]
-    )
+def losses_table(jobs: list[runner.Job], entropy: float) -> TextTable:
+    """Validation losses at the end of finished pre-trainings, means over seeds, lowest first. entropy: of the training
+    text, see `unigram_entropy`; a model that is not well below it is still on the plateau."""
+    losses, units = defaultdict(list), set()
+    for job in jobs:
+        run = record.read(job.folder)
+        losses[str(job).removesuffix(f"_seed{run.seed}")].append(run.scores[-1]["loss"])
+        units.add(run.loss_unit)
+    rows = []
+    for name, values in sorted(losses.items(), key=lambda item: statistics.mean(item[1])):
+        mean = statistics.mean(values)
+        on_plateau = mean > entropy - LEARNED and "electra" not in name  # whose loss has another part
+        rows.append([name, f"{mean:.3f}", deviation(values), "plateau" if on_plateau else ""])
+    header = ["pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation (seeds)", "still on the"]
+    return TextTable.plain(header, rows)
 
 
 def jobs_of(sweeps: list, output: Path) -> dict:
@@ -131,6 +142,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
               "beside `untied`, else tied).")  # fmt: skip
 @click.option("--recipe", default="pretrain_small", show_default=True,
               help="The recipe of the pre-training (the paper's: pretrain).")  # fmt: skip
+@click.option("--pretraining-seeds", type=ListOf(int), help="Seeds of the pre-training (default: the recipe's one).")
 @click.option("--glue", type=FOLDER, help="The folder that `tupe prepare glue` wrote. Without it, GLUE is left out.")
 @click.option("--tasks", type=ListOf(), help="Tasks of GLUE (default: all that are prepared).")
 @click.option("--lrs", type=ListOf(), default="5e-5", show_default=True, help="Learning rates of fine-tuning.")
@@ -141,20 +153,22 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(
-    data, output, presets, position, size, arch, cls, recipe, glue, tasks, lrs, seeds, finetune_options,
-    dry_run, retry_failed, jobs, common,
+    data, output, presets, position, size, arch, cls, recipe, pretraining_seeds, glue, tasks, lrs, seeds,
+    finetune_options, dry_run, retry_failed, jobs, common,
 ):  # fmt: skip
     """Pre-train position encodings alike, fine-tune each on GLUE, and write OUTPUT/report.
 
     tupe compare --data corpus-bin --output compare --glue glue-bin --max-update 6000
 
-    Without --glue it ends with a table of the validation losses.
+    Without --glue it ends with a table of the validation losses, also in OUTPUT/losses.md.
     """
     output = output.resolve()
     if not presets and not position:
         raise ValueError("nothing to compare: give --position NAME (as often as you like) or --presets A,B")
     tasks, common = find_tasks(data, glue, tasks), [*common, *options.position_file()]
-    sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, arch, cls)
+    sweeps = plan_pretraining(
+        data, output, presets or [], list(position), size, recipe, common, arch, cls, pretraining_seeds
+    )
     engine = ["--engine=torch"] * (options_in(common).get("--engine") in config.TORCH)
     fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
     for name in options_in(fine_tuning):
@@ -179,12 +193,14 @@ def command(
 
     finished = [job for job, state in states.items() if state == "finished"]
     if not tasks:
-        click.echo(losses_table(finished).markdown())
+        table = losses_table(finished, unigram_entropy(data)).markdown()
+        record.write_atomically(output / "losses.md", table)
+        click.echo(table)
     sweeps = [plan_fine_tuning(job.folder, output, glue, tasks, lrs, seeds, fine_tuning) for job in finished if tasks]
     for sweep in sweeps:
         sweep.save()
     if sweeps:
         sweep_of = jobs_of(sweeps, output)
-        states |= run(list(sweep_of), on_done=lambda job, state: keep_best_checkpoint(sweep_of[job], job, state))
-        write_report(output, with_properties=True, with_losses=True, data=data)
+        states |= run(list(sweep_of), on_done=lambda job, state: sweep_of[job].keep_best_checkpoint(job, state))
+        write_report(collect([output]), output / "report", data)
     runner.exit_if_unfinished(states, "compare")

@@ -8,12 +8,12 @@ import itertools
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import config
-from ..checkpoints.trained import updates_of
 from ..common import record
 from ..common.options import CONFIGS, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in
@@ -23,7 +23,8 @@ from .runner import Job
 COMMANDS = ("pretrain", "finetune")
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
 FILES = ("--data", "--checkpoint", "--position-file")  # made absolute: a sweep goes on from another working directory
-# What tells whether such a folder is still the same.
+KEPT = (record.NAME, "train.log", "lock", "predictions")  # of the folder of a fine-tuning that is over
+# What tells whether a folder that is read is still the same.
 READ = ("dict.txt", "train.bin", "train.idx", "train.label", "train-v*.npz", "model.safetensors")
 
 
@@ -31,15 +32,14 @@ READ = ("dict.txt", "train.bin", "train.idx", "train.label", "train-v*.npz", "mo
 class Sweep:
     """recipe: name of a file in configs/, such as finetune. grid: {option of its command, or Hydra override with a dot:
     values}, all as text. common: {option or override: value} of every job, see `options_in`. keep_best: whether the
-    best checkpoint of each task is kept; otherwise fine-tuning leaves none. updates: of the common checkpoint when the
-    sweep began, None without one. files: {path: fingerprint} of what the runs read then."""
+    best checkpoint of each task is kept; otherwise fine-tuning leaves none. files: {path: fingerprint} of what the runs
+    read when the sweep began."""
 
     recipe: str
     output: Path
     grid: dict
     common: dict
     keep_best: bool = False
-    updates: int | None = None
     files: dict = field(default_factory=dict)
 
     @classmethod
@@ -57,13 +57,10 @@ class Sweep:
         common = options_in(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
         grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}
-        updates = None
         if recipe == "finetune":
             if "--engine" in grid:  # which decides what a job leaves behind
                 raise ValueError("--grid engine: a sweep of fine-tuning takes one, --engine, for every job")
             grid = _with_paper_search(grid, common)
-            if "--checkpoint" in common:
-                updates = updates_of(common["--checkpoint"])
         elif keep_best:
             raise ValueError("--keep-best is for fine-tuning; other recipes keep their checkpoints")
         if not grid:
@@ -79,7 +76,7 @@ class Sweep:
                 config.check(name, value)
         names = sorted(grid, key=lambda name: (name != "--task", name == "--seed", name))
         grid = {name: grid[name] for name in names}  # folders have the same names whatever the order of the options
-        sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best, updates)
+        sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best)
         sweep._refuse_shared_folders()
         return replace(sweep, files=sweep._fingerprints())
 
@@ -147,6 +144,38 @@ class Sweep:
                 options |= {"checkpoint.no_last_checkpoints": "true", "checkpoint.no_save_optimizer_state": "true"}
         return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
 
+    def keep_best_checkpoint(self, job: Job, state: str) -> None:
+        """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best of its task, if wanted,
+        beside the runs of that task: as checkpoint_best.pt, or of transformers in the folder best."""
+        if self.recipe != "finetune":
+            return
+        checkpoint, place = job.folder / "checkpoint_best.pt", job.folder.parent
+        if self.common.get("--engine") in config.TORCH:
+            checkpoint = job.folder / "best"
+            model = [path for path in job.folder.glob("*") if path.is_file() and path.name not in KEPT]
+            if state == "finished" and model:
+                checkpoint.mkdir(exist_ok=True)
+                for path in model:
+                    path.replace(checkpoint / path.name)
+        if self.keep_best and state == "finished":
+            metric, score = record.read(job.folder).best()
+            best = place / "best.json"
+            with record.locked(place / "best.lock"):
+                known = json.loads(best.read_text()) if best.exists() else None
+                if checkpoint.exists() and (not known or score > known["score"] or known["run"] == job.folder.name):
+                    content = {"score": score, "metric": metric, "run": job.folder.name}
+                    # first: a start after a kill does the rest
+                    record.write_atomically(best, json.dumps(content, allow_nan=False) + "\n")
+                    shutil.rmtree(place / checkpoint.name, ignore_errors=True)
+                    checkpoint.replace(place / checkpoint.name)
+        if state in ("finished", "failed"):
+            found = (job.folder.glob(pattern) for pattern in ("*.pt", "checkpoint-*", "best", "partial"))
+            for path in itertools.chain(*found):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+
     def save(self) -> None:
         """Write sweep.json, together with what it says already.
 
@@ -161,7 +190,7 @@ class Sweep:
                 replace(self, grid=grid)._refuse_shared_folders()
             content = {
                 "recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best,
-                "updates": self.updates, "files": {**(earlier.files if earlier else {}), **self.files},
+                "files": {**(earlier.files if earlier else {}), **self.files},
             }  # fmt: skip
             record.write_atomically(self.output / "sweep.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
 
@@ -169,7 +198,7 @@ class Sweep:
         def settings(sweep):
             own = {"recipe": sweep.recipe, "grid over": " ".join(sweep.grid), "keep best": sweep.keep_best}
             switched = {name: "given" if value is None else value for name, value in sweep.common.items()}
-            return {**own, "updates of the checkpoint": sweep.updates, **switched}
+            return {**own, **switched}
 
         there, here = settings(earlier), settings(self)
         different = [

@@ -13,9 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -199,14 +198,14 @@ def check(job: Job) -> None:
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
+def start(job: Job, environment: dict) -> "subprocess.Popen | Copy":
     """Start a job in a process group of its own; what it prints is added to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with job.log.open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(job.command)}\n")
         log.flush()
-        if can_fork(job, environment):
-            return Fork(job, environment)
+        if can_copy(job):
+            return Copy(job, environment)
         return subprocess.Popen(
             job.command,
             stdin=subprocess.DEVNULL,
@@ -217,19 +216,18 @@ def start(job: Job, environment: dict) -> "subprocess.Popen | Fork":
         )
 
 
-IMPORTS = ["tupe.plugin.launch", "tupe.cli.train", "torch._dynamo"]  # what the copies of a process all need
-GROUP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # as Slurm and a closed terminal send
-_environment = {}  # that this process has beside ours, once it is there
+# What the process that jobs are copied from imports: first what lets it live, then what all copies need.
+IMPORTS = ["tupe.sweep.ignore_signals", "tupe.plugin.launch", "tupe.cli.train", "torch._dynamo"]
 
 
-def can_fork(job: Job, environment: dict) -> bool:
-    """Whether the job may run in a copy of a process: not with a GPU, which a copy could not use, nor in another
-    environment than the first job, because the number of threads and the allocator are read when torch is loaded."""
+def can_copy(job: Job) -> bool:
+    """Whether the job may run in a copy of a process: not with a GPU, which a copy could not use, nor with an allocator
+    of its own, which is chosen when torch is loaded."""
     ours = job.command[:3] == (sys.executable, "-m", "tupe") and not any("--allocator" in word for word in job.command)
-    return ours and not torch.cuda.device_count() and _environment in ({}, environment)
+    return ours and not torch.cuda.device_count()
 
 
-class Fork:
+class Copy:
     """A job in a copy of a process that has done the imports, which take longer than a small job's first epoch. As much
     of `subprocess.Popen` as this module uses."""
 
@@ -238,7 +236,7 @@ class Fork:
         more = ["tupe.train.finetune"] if {f"--engine={name}" for name in TORCH} & {*job.command} else []
         context.set_forkserver_preload(IMPORTS + more)  # without what is not installed
         self.process = context.Process(target=run_tupe, args=(job.command[3:], str(job.log), environment))
-        with nullcontext() if _environment else environment_of_copies(environment):
+        with main_memory_from(tcmalloc()):  # where the process to be copied is started, by the first job
             self.process.start()
         self.pid = self.process.pid
         with suppress(ProcessLookupError):  # it has ended
@@ -257,32 +255,28 @@ class Fork:
 
 
 @contextmanager
-def environment_of_copies(environment: dict) -> Iterator[None]:
-    """The environment in which multiprocessing starts the process to be copied, at the first job: that job's, with the
-    allocator that its command would choose. Signals to our group wait until it is there, and leave it alone: it has to
-    tell us how its copies end."""
-    before = dict(os.environ)
-    library = None if os.environ.get("LD_PRELOAD") else tcmalloc()
-    os.environ.update(environment, **({"LD_PRELOAD": library} if library else {}))
-    _environment.update(environment)
-    resource_tracker.ensure_running()  # whose start would unblock SIGTERM
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # which it keeps, and we do not
+def main_memory_from(library: str | None) -> Iterator[None]:
+    """Inside, processes that are started take main memory from this library, unless the user has chosen one."""
+    if library is None or "LD_PRELOAD" in os.environ:
+        yield
+        return
+    os.environ["LD_PRELOAD"] = library
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.environ.clear()
-        os.environ.update(before)
+        del os.environ["LD_PRELOAD"]
 
 
 def run_tupe(words: tuple, log: str, environment: dict) -> None:
     """Become `tupe WORDS` in a process group of its own."""
+    for number in stop.SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
     with open(log, "a") as file:
         for descriptor in (1, 2):
             os.dup2(file.fileno(), descriptor)
     os.environ.update(environment)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # which was read when torch was loaded
     # As in any other process: data workers are copies of the job and end with its group. The server, which started this
     # one, would start them otherwise.
     multiprocessing.set_start_method("fork", force=True)

@@ -1,57 +1,43 @@
 """How uncertain fine-tuning scores are, and from what: which examples are in the development set (bootstrap), the seeds
-of fine-tuning, the seeds of pre-training. Differences between models are paired: the same examples, the same seeds."""
+of fine-tuning, the seeds of pre-training. Differences between models are paired: the same examples, the same seeds.
+Intervals and tests are scipy's t-tests."""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
-from ..common import record
 from ..common.architectures import ELECTRA, split_size, with_size
 from ..common.tables import TextTable
-from ..data.glue import METRICS, TASKS
-from .runs import Collection, FinishedRun, Model, settings_of, settings_text
-from .statistics import Contrast, contrast
-from .summary import Summary, score_name
+from ..data.glue import METRICS
+from .collection import Collection, FinishedRun, Model, pretraining_record, settings_of, settings_text
+from .scores import Summary, score_columns, score_name
 
+Seeds = dict[int, float]
 RESAMPLES = 200
+FEWEST = 3  # seeds; an interval from two says more about the t-distribution than about the models
+NO_BETTER = "†"  # behind a score that is no better than always giving one answer
 
 
-def values_of(run: FinishedRun, split: str, epoch: str) -> list[tuple] | None:
-    """(prediction, target) of every example of a development set, in a fixed order; None if they were not kept.
-
-    epoch: "best" or "last".
-    """
-    path = run.folder / "predictions" / f"{split}_{epoch}.tsv"
-    if not path.exists():
+def drawn_scores(run: FinishedRun, split: str, metric: str) -> np.ndarray | None:
+    """[RESAMPLES] scores of development sets whose examples are drawn anew, the same draws for all runs of a task; None
+    if the run's predictions were not kept."""
+    pairs = run.predictions(split)
+    if pairs is None:
         return None
-    labels = TASKS[run.record.task].labels
-    read = labels.index if labels else float
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
-    return [(read(prediction), read(target)) for _, prediction, target in rows]
+    rng = np.random.default_rng(1)
+    drawn = (pairs[rng.integers(len(pairs), size=len(pairs))] for _ in range(RESAMPLES))
+    return np.array([100 * float(METRICS[metric](values[:, 1], values[:, 0])) for values in drawn])
 
 
-def score_of(task: str, metric: str, values: np.ndarray) -> float:
-    """The score, times 100, of `values_of` as an array [examples, 2]."""
-    return 100 * float(METRICS[metric](values[:, 1], values[:, 0]))
-
-
-def example_scores(runs: dict[int, FinishedRun], split: str, epoch: str) -> dict[str, dict[int, np.ndarray] | None]:
-    """{metric: {seed: [RESAMPLES] scores of development sets whose examples are drawn anew}}, the same draws for all
-    runs and metrics of a task; None for the seeds if predictions of a run were not kept."""
-    first = next(iter(runs.values())).record
-    values = {seed: values_of(run, split, epoch) for seed, run in runs.items()}
-    if None in values.values():
-        return dict.fromkeys(first.metrics)
-    scores = {metric: {} for metric in first.metrics}
-    for seed, pairs in values.items():
-        pairs, rng = np.array(pairs), np.random.default_rng(1)
-        drawn = [pairs[rng.integers(len(pairs), size=len(pairs))] for _ in range(RESAMPLES)]
-        for metric in first.metrics:
-            scores[metric][seed] = np.array([score_of(first.task, metric, values) for values in drawn])
-    return scores
+def bootstrap_error(draws: list) -> float | None:
+    """Standard error of the mean over runs, over the same draws; None if those of one are not known."""
+    if any(one is None for one in draws):
+        return None
+    return float(np.mean(draws, axis=0).std(ddof=1))
 
 
 def standard_error(values: list[float]) -> float | None:
@@ -59,66 +45,113 @@ def standard_error(values: list[float]) -> float | None:
     return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
-def uncertainty_tables(
-    collection: Collection, summaries: dict[Model, dict[str, Summary]], epoch: str
-) -> list[TextTable]:
-    """[scores with standard errors, differences from each model's reference] of every task, split and metric; the
-    second is left out if no model has a reference."""
-    rows, compared = [], []
-    pretrainings = {model: pretraining_of(model) for model in summaries}
-    repeats = defaultdict(list)  # {what repetitions of a pre-training share: [(seed, model)]}
-    for model, (shared, seed) in pretrainings.items():
-        repeats[shared].append((seed, model))
-    cells, draws = {}, {}  # {model: {column: {seed: score}}}, and the same with example_scores
-    for model, tasks in summaries.items():
-        cells[model], draws[model] = {}, {}
-        for task, summary in tasks.items():
-            runs = {seed: collection.finished[model, task, summary.lr, seed] for seed in summary.by_lr[summary.lr]}
-            for split in next(iter(runs.values())).record.splits:
-                for metric, scores in example_scores(runs, split, epoch).items():
-                    column = task, split, metric
-                    cells[model][column] = {seed: run.score(split, metric, epoch) for seed, run in runs.items()}
-                    draws[model][column] = scores
+class Uncertainty:
+    """Of the scores of each model's best configurations."""
 
-    def means_of(model, column):
+    def __init__(self, collection: Collection, summaries: dict[Model, dict[str, Summary]]):
+        self.summaries, self.columns = summaries, score_columns(summaries)
+        self.scores, self.draws = {}, {}  # {(model, column): {seed: score}}, and the same with `drawn_scores`
+        for model, tasks in summaries.items():
+            for task, split, metric in self.columns:
+                if task in tasks and (split, metric) in tasks[task].pairs():
+                    best = tasks[task].by_lr[tasks[task].lr]
+                    runs = {seed: collection.finished[model, task, tasks[task].lr, seed] for seed in best}
+                    place = model, (task, split, metric)
+                    self.scores[place] = {seed: scores[split, metric] for seed, scores in best.items()}
+                    self.draws[place] = {seed: drawn_scores(run, split, metric) for seed, run in runs.items()}
+        self.pretrainings = {model: pretraining_of(model) for model in summaries}
+        self.repeats = defaultdict(list)  # {what repetitions of a pre-training share: [(seed, model)]}
+        for model, (shared, seed) in self.pretrainings.items():
+            self.repeats[shared].append((seed, model))
+
+    def means(self, model: Model, column: tuple) -> Seeds:
         """{seed of the pre-training: mean over seeds of fine-tuning}; copies of one checkpoint are one."""
-        group = repeats[pretrainings[model][0]]
-        return {seed: statistics.mean(cells[m][column].values()) for seed, m in group if column in cells[m]}
+        group = self.repeats[self.pretrainings[model][0]]
+        return {
+            seed: statistics.mean(self.scores[one, column].values())
+            for seed, one in group
+            if (one, column) in self.scores
+        }
 
-    for model, columns in cells.items():
-        reference = reference_of(model, summaries)
-        for column, by_seed in columns.items():
-            examples, means = draws[model][column], means_of(model, column)
-            error = None if examples is None else float(np.mean(list(examples.values()), axis=0).std(ddof=1))
-            spread = standard_error([*means.values()])
-            rows.append([
-                str(model), score_name(column), f"{statistics.mean(by_seed.values()):.2f}", shown(error),
-                f"{shown(standard_error(list(by_seed.values())))} ({len(by_seed)})",
-                f"{shown(spread)} ({len(means)})",
-            ])  # fmt: skip
-            if reference is None or column not in cells[reference]:
-                continue
-            theirs = cells[reference][column]
-            seeds = sorted(set(by_seed) & set(theirs))
+    def score_table(self, baselines: dict) -> TextTable:
+        """Every score with its standard errors. baselines: what `majority` returns."""
+        rows = []
+        for column in self.columns:
+            if column in baselines:
+                rows.append(["majority", score_name(column), "", shown(baselines[column]), "", "", ""])
+            for model, tasks in self.summaries.items():
+                if (model, column) in self.scores:
+                    values, means = [*self.scores[model, column].values()], [*self.means(model, column).values()]
+                    mean = statistics.mean(values)
+                    deviation = shown(statistics.stdev(values) if len(values) > 1 else None)
+                    mark = NO_BETTER if column in baselines and mean <= baselines[column] + 1e-9 else ""
+                    rows.append([
+                        str(model), score_name(column), f"{tasks[column[0]].lr:g}",
+                        f"{mean:.2f} ± {deviation}{mark}",
+                        shown(bootstrap_error([*self.draws[model, column].values()])),
+                        f"{shown(standard_error(values))} ({len(values)})",
+                        f"{shown(standard_error(means))} ({len(means)})",
+                    ])  # fmt: skip
+        header = ["model", "score", "learning rate", "mean ± deviation"]
+        header += [
+            f"error by {source}" for source in ("development examples", "fine-tuning seeds", "pre-training seeds")
+        ]
+        return TextTable.plain(header, rows, align="llrrrrr")
+
+    def difference_table(self) -> TextTable:
+        """Differences from each model's reference; without rows if none has one."""
+        rows = []
+        for (model, column), ours in self.scores.items():
+            reference = reference_of(model, self.summaries)
+            theirs = self.scores.get((reference, column), {})
+            seeds = sorted(set(ours) & set(theirs))
             if not seeds:
                 continue
-            alike = pretrainings[model][0] == pretrainings[reference][0]  # they differ only in the seed
-            mean, over_seeds = interval_of(by_seed, theirs)
-            _, over_pretraining = interval_of(means, {} if alike else means_of(reference, column))
-            other, error = draws[reference][column], None
-            if examples is not None and other is not None:
-                error = float(np.mean([examples[seed] - other[seed] for seed in seeds], axis=0).std(ddof=1))
-            compared.append([
-                str(model), str(reference), score_name(column), f"{mean:+.2f}", shown(error), over_seeds,
-                over_pretraining,
+            mean, over_seeds = interval_of(ours, theirs)
+            alike = self.pretrainings[model][0] == self.pretrainings[reference][0]  # they differ only in the seed
+            others = {} if alike else self.means(reference, column)
+            _, over_pretraining = interval_of(self.means(model, column), others)
+            pairs = [(self.draws[model, column][seed], self.draws[reference, column][seed]) for seed in seeds]
+            draws = [None if a is None or b is None else a - b for a, b in pairs]
+            rows.append([
+                str(model), str(reference), score_name(column), f"{mean:+.2f}", shown(bootstrap_error(draws)),
+                over_seeds, over_pretraining,
             ])  # fmt: skip
-    header = ["model", "score", "mean", "development examples", "fine-tuning seeds", "pre-training seeds"]
-    tables = [TextTable.plain(header, rows, align="llrrrr")]
-    if compared:
-        header = ["model", "minus", "score", "mean", "development examples"]
+        header = ["model", "minus", "score", "mean", "error by development examples"]
         header += ["95 % over fine-tuning seeds", "95 % over pre-training seeds"]
-        tables.append(TextTable.plain(header, compared, align="lllrrrr"))
-    return tables
+        return TextTable.plain(header, rows, align="lllrrrr")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Mean of a - b over the seeds that both have, with a 95 % t-interval and the two-sided p-value of the paired
+    t-test. interval and p are None for fewer than `FEWEST` seeds."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    p: float | None
+    differences: Seeds  # seed -> a - b
+
+
+def contrast(a: Seeds, b: Seeds) -> Contrast:
+    """Paired by seed. Raises ValueError if a and b have no seed in common."""
+    shared = sorted(set(a) & set(b))
+    if not shared:
+        raise ValueError(f"no common seed: {sorted(a)} and {sorted(b)}")
+    differences = {seed: a[seed] - b[seed] for seed in shared}
+    return Contrast(*t_test([*differences.values()]), differences)
+
+
+def t_test(values: list[float]) -> tuple[float, tuple[float, float] | None, float | None]:
+    """(mean, its 95 % interval, two-sided p-value that it is 0); None for fewer than `FEWEST` values."""
+    mean = float(np.mean(values))
+    if len(values) < FEWEST:
+        return mean, None, None
+    if np.ptp(values) <= 1e-9 * abs(mean):  # no variation but rounding, of which scipy warns; with a mean of 0 p is nan
+        return mean, (mean, mean), float(mean == 0)
+    test = stats.ttest_1samp(values, 0)
+    low, high = test.confidence_interval(0.95)
+    return mean, (float(low), float(high)), float(test.pvalue)
 
 
 def interval_of(a: dict[int, float], b: dict[int, float]) -> tuple[float, str]:
@@ -139,16 +172,10 @@ def reference_of(model: Model, models: Iterable[Model]) -> Model | None:
 
 
 def pretraining_of(model: Model) -> tuple[tuple, int]:
-    """(what the model shares with those that differ only in the seed of pre-training, that seed), from the record
-    beside its checkpoint, or in it where that is a run's folder. Without one, or if it is another model's, nothing is
-    known: no other model shares it."""
-    checkpoint = Path(model.checkpoint)
-    try:
-        content = record.read(checkpoint if (checkpoint / record.NAME).is_file() else checkpoint.parent)
-    except ValueError:
-        content = None
-    known = content and not content.metrics
-    if not known or (content.architecture, content.variant) != (model.architecture, model.variant):
+    """(what the model shares with those that differ only in the seed of pre-training, that seed). Without a record of
+    it nothing is known: no other model shares it."""
+    content = pretraining_record(model)
+    if content is None:
         return (model,), 0
     shared = (
         model.architecture, model.variant, model.updates, model.settings, content.task, content.lr,
@@ -157,5 +184,5 @@ def pretraining_of(model: Model) -> tuple[tuple, int]:
     return shared, content.seed
 
 
-def shown(error: float | None) -> str:
-    return "?" if error is None else f"{error:.2f}"
+def shown(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"

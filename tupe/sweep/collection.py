@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from ..common import record
 from ..common.record import Record
 from ..data.glue import TASKS, own_task
 from .grid import Sweep
-
-EPOCHS = {"best": "best epoch of each run", "last": "last epoch of each run"}
 
 
 @dataclass(frozen=True, order=True)
@@ -22,13 +22,13 @@ class Model:
     updates: int  # of pre-training
     checkpoint: str
     variant: str = ""  # how it differs from its architecture
-    folder: str = ""  # of the checkpoint, as far as it is needed to tell two models apart
+    path: str = ""  # of the checkpoint, as far as it is needed to tell two models apart
     settings: str = ""  # of its fine-tuning, as far as they are needed to tell two runs apart
 
     @property
     def name(self) -> str:
         differs = ", ".join(filter(None, (self.variant, self.settings)))
-        return f"{self.architecture}{differs and f' ({differs})'}{self.folder and f' [{self.folder}]'}"
+        return f"{self.architecture}{differs and f' ({differs})'}{self.path and f' [{self.path}]'}"
 
     def __str__(self):
         return f"{self.name} @ {with_unit(self.updates)}"
@@ -68,16 +68,19 @@ class FinishedRun:
         """(model, task, learning rate, seed): what is counted once."""
         return self.model, self.record.task, self.record.lr, self.record.seed
 
-    def entries(self, split: str) -> list:
-        """The scores of one split, a dict per validation."""
-        return [entry for entry in self.record.scores if entry["split"] == split]
+    def score(self, split: str, metric: str) -> float:
+        """At the best epoch."""
+        return [entry[metric] for entry in self.record.scores if entry["split"] == split and entry["best"]][-1]
 
-    def score(self, split: str, metric: str, epoch: str) -> float:
-        """epoch: "best" or "last"."""
-        entries = self.entries(split)
-        if epoch == "best":
-            entries = [entry for entry in entries if entry["best"]]
-        return entries[-1][metric]
+    def predictions(self, split: str) -> np.ndarray | None:
+        """(prediction, target) of every example at the best epoch, [examples, 2]; None if they were not kept."""
+        path = self.folder / "predictions" / f"{split}_best.tsv"
+        if not path.exists():
+            return None
+        labels = TASKS[self.record.task].labels
+        read = labels.index if labels else float
+        rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+        return np.array([(read(prediction), read(target)) for _, prediction, target in rows])
 
 
 @dataclass
@@ -90,15 +93,10 @@ class Collection:
     failed: list = field(default_factory=list)
     missing: list = field(default_factory=list)
     left_out: list = field(default_factory=list)
-    layouts: dict = field(default_factory=dict)  # {task: `Glue`} of those with labels of their own
 
     def models(self) -> list:
         """The models with finished runs, in order."""
         return sorted({run.model for run in self.finished.values()})
-
-    def all_failed(self) -> set:
-        """{(model, task)} of which runs failed and none was finished."""
-        return {key[:2] for key in self.broken} - {key[:2] for key in self.finished}
 
 
 def collect(folders: Iterable[str | Path]) -> Collection:
@@ -107,7 +105,8 @@ def collect(folders: Iterable[str | Path]) -> Collection:
 
     Raises ValueError if no run is finished and none failed.
     """
-    collection, runs, sweeps = Collection(), {}, {}  # the last two: {folder without symbolic links: folder as given}
+    collection, layouts = Collection(), {}  # {task: `Glue`} of those with labels of their own
+    runs, sweeps = {}, {}  # {folder without symbolic links: folder as given}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
@@ -115,7 +114,7 @@ def collect(folders: Iterable[str | Path]) -> Collection:
             if (there := {record.NAME: runs, "sweep.json": sweeps}.get(path.name)) is not None:
                 there.setdefault(path.parent.resolve(), path.parent)
     for folder in runs.values():
-        _add_run(collection, folder)
+        _add_run(collection, folder, layouts)
     _tell_apart(collection)
     for folder in sweeps.values():
         _add_missing(collection, folder, runs)
@@ -124,7 +123,7 @@ def collect(folders: Iterable[str | Path]) -> Collection:
     return collection
 
 
-def _add_run(collection, folder):
+def _add_run(collection, folder, layouts):
     state = record.state_of(folder)
     try:
         content = record.read(folder)
@@ -134,7 +133,7 @@ def _add_run(collection, folder):
             return  # the failure of a process that could not begin, or a pre-training
         if content.layout:
             own = own_task(content.layout)
-            known = collection.layouts.setdefault(content.task, own)
+            known = layouts.setdefault(content.task, own)
             if replace(own, text=known.text, label=known.label) != known:
                 collection.left_out.append((folder, f"other labels of {content.task} than those of earlier runs"))
                 return
@@ -153,20 +152,12 @@ def _add_run(collection, folder):
             same = "same" if other.record.scores == content.scores else "OTHER"
             collection.left_out.append((folder, f"duplicate of {other.folder}, {same} scores"))
         else:
-            _check(run)
+            for split in content.splits:
+                for metric in content.metrics:
+                    float(run.score(split, metric))  # fails here, not in a table
             collection.finished[run.key] = run
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         collection.left_out.append((folder, f"not a run of this project ({type(error).__name__}: {error})"))
-
-
-def _check(run):
-    """Raises one of several errors if a score that a table needs is not there."""
-    if run.record.task == "MNLI" and len(run.record.splits) < 2:
-        raise ValueError("MNLI without its second development set")
-    for split in run.record.splits:
-        for metric in run.record.metrics:
-            for epoch in EPOCHS:
-                float(run.score(split, metric, epoch))
 
 
 def _tell_apart(collection):
@@ -174,7 +165,7 @@ def _tell_apart(collection):
 
     Of the settings of fine-tuning, those stay that differ between the runs of a task, of whichever models: scores of
     other settings are no seeds of one configuration, and rows to compare should show them. Where checkpoints
-    of two pre-trainings would have one name, all of that name get their folders added, and their weights where a
+    of two pre-trainings would have one name, all of that name get their paths added, and their weights where a
     checkpoint held others later.
     """
     groups, names, settings, weights = defaultdict(set), {}, defaultdict(list), defaultdict(set)
@@ -188,9 +179,7 @@ def _tell_apart(collection):
         if len({model.updates for model in models}) == len(models):
             continue
         top = os.path.commonpath([Path(model.checkpoint).parent for model in models])
-        paths = {model: Path(os.path.relpath(model.checkpoint, top)) for model in models}
-        folder_is_enough = len({(path.parent, model.updates) for model, path in paths.items()}) == len(models)
-        names.update({model: str(path.parent if folder_is_enough else path) for model, path in paths.items()})
+        names.update({model: os.path.relpath(model.checkpoint, top) for model in models})
     for runs in (collection.finished, collection.broken):
         renamed = []
         for run in runs.values():
@@ -198,8 +187,8 @@ def _tell_apart(collection):
             model = replace(run.model, settings="")
             if len(weights[model]) > 1:
                 shown["weights"] = run.record.pretrained_weights
-            folder = names.get(model, "")
-            renamed.append(replace(run, model=replace(run.model, folder=folder, settings=settings_text(shown))))
+            named = replace(run.model, path=names.get(model, ""), settings=settings_text(shown))
+            renamed.append(replace(run, model=named))
         runs.clear()
         runs.update({run.key: run for run in renamed})
 
@@ -215,3 +204,16 @@ def _add_missing(collection, folder, runs):
         if job.folder.resolve() not in runs:
             is_running = record.state_of(job.folder) == "running"
             collection.missing.append((job.folder, "running" if is_running else "not run yet"))
+
+
+def pretraining_record(model: Model) -> Record | None:
+    """The record of a model's pre-training, beside its checkpoint, or in it where that is a run's folder. None without
+    one, and if it is another model's."""
+    checkpoint = Path(model.checkpoint)
+    try:
+        content = record.read(checkpoint if (checkpoint / record.NAME).is_file() else checkpoint.parent)
+    except ValueError:
+        return None
+    known = content and not content.metrics
+    same = known and (content.architecture, content.variant) == (model.architecture, model.variant)
+    return content if same else None

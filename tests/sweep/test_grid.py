@@ -2,23 +2,20 @@
 
 import itertools
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 import torch
 from click.testing import CliRunner
 from helpers import finetune, fork, least_checkpoint, wait_until
 
 from tupe.common import record
-from tupe.sweep import report, runner
+from tupe.sweep import runner
 from tupe.sweep.grid import Sweep, options_in, parse_grid
-from tupe.sweep.sweep import command
+from tupe.sweep.run_grid import command
 
 STAND_IN = Path(__file__).parents[1] / "stand_in.py"
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -156,7 +153,6 @@ def test_words_are_options_or_overrides():
         (["--recipe=pretrain"], "no --grid"),
         (["--recipe=pretrain", "--grid=seed=1", "--keep-best"], "--keep-best is for fine-tuning"),
         (["--data=nowhere"], "nowhere holds no prepared task"),
-        (["--checkpoint=nowhere.pt"], "nowhere.pt"),
         (["--arhc=bert_a"], "no such option --arhc"),  # what the first job's command says
     ],
 )
@@ -173,11 +169,6 @@ def test_a_folder_of_another_sweep_is_refused_and_a_wider_grid_extends_it(place)
         (["--grid=max-epoch=1"], "grid over --task --lr --seed there, --task --lr --max-epoch --seed here"),
     ):
         assert difference in sweep(place, *ONE_TASK, "--grid=seed=1", *words, status=2)
-    torch.save(least_checkpoint(9), place / "pretrained.pt")
-    message = sweep(place, *ONE_TASK, "--grid=seed=1", status=2)
-    assert "updates of the checkpoint 7 there, 9 here" in message
-    torch.save(least_checkpoint(7), place / "pretrained.pt")
-
     sweep(place, "--grid=task=cola,sst2", "--grid=lr=2e-5", "--grid=seed=2")
     expected = {"CoLA/lr2e-05_seed1", "CoLA/lr2e-05_seed2", "SST-2/lr2e-05_seed2"}
     assert starts(place) == dict.fromkeys(expected, 1)
@@ -234,11 +225,9 @@ def test_every_job_is_run_once_and_no_checkpoint_is_left(place):
     assert not list((place / "out").rglob("*.pt"))
 
 
-def test_a_report_is_written_on_request(place, monkeypatch):
-    asked = []
-    monkeypatch.setattr(report, "command", click.Command("report", callback=lambda **o: asked.append(o)))
+def test_a_report_is_written_on_request(place):
     sweep(place, *ONE_TASK, "--grid=seed=1", "--report")
-    assert asked == [{"runs": (place / "out",), "output": place / "out" / "report"}]
+    assert (place / "out" / "report" / "report.md").exists()
 
 
 def test_failed_jobs_are_reported_and_run_again_on_request(place):
@@ -294,37 +283,26 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
     assert starts(place) == {"CoLA/lr2e-05_seed1": 2, "CoLA/lr2e-05_seed2": 1}
 
 
-@pytest.mark.parametrize(
-    "shell", [pytest.param(False, marks=pytest.mark.thorough), pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_real_runs(shell, learnable, pretrained, tmp_path, monkeypatch):
-    """Two fine-tunings and their report, also by scripts/glue_sweep.sh; started again, neither is run again. Jobs in
-    copies of a process that has done the imports: each scores and predicts as a run does that it had no part in."""
+@pytest.mark.thorough
+def test_real_runs(learnable, pretrained, tmp_path, monkeypatch):
+    """Two fine-tunings and their report; started again, neither is run again. Jobs in copies of a process that has done
+    the imports: each scores and predicts as a run does that it had no part in."""
     words = ["--data", learnable, "--checkpoint", pretrained, "--output", tmp_path / "out", "--grid", "task=cola"]
     words += ["--grid", "lr=1e-3", "--grid", "seed=1,2", "--jobs", "2", "--num-workers", "0", "--max-epoch=2"]
     words = list(map(str, words))
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent))
-    if shell:
-        environment = {**os.environ, "PYTHON": sys.executable}
-        script = ["bash", SCRIPTS / "glue_sweep.sh", *words]
-        done = subprocess.run(script, env=environment, cwd=tmp_path, text=True, capture_output=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        printed = done.stdout
-    else:
-        monkeypatch.setattr(runner, "PROGRAM", (sys.executable, "-m", "tupe"))
-        monkeypatch.setattr(runner, "check", lambda job: None)  # a process more
-        done = CliRunner().invoke(command, [*words, "--report"])
-        assert done.exit_code == 0, done.output
-        printed = done.output
-        # Data workers are copies of the job, in its process group, not of the process that copies are made of.
-        show = "import multiprocessing\nprint('workers:', multiprocessing.get_start_method())"
-        (tmp_path / "own.py").write_text(show)
-        command_line = (*runner.PROGRAM, "--position-file", str(tmp_path / "own.py"), "list", "schemes")
-        other, (slot, *_) = runner.Job("other", tmp_path / "other", command_line), runner.slots(2)
-        assert runner.can_fork(other, slot)
-        runner.start(other, slot).wait()
-        assert "workers: fork\n" in other.log.read_text()
-    assert "2 to run" in printed
+    monkeypatch.setattr(runner, "PROGRAM", (sys.executable, "-m", "tupe"))
+    monkeypatch.setattr(runner, "check", lambda job: None)  # a process more
+    done = CliRunner().invoke(command, [*words, "--report"])
+    assert done.exit_code == 0 and "2 to run" in done.output, done.output
+    # Data workers are copies of the job, in its process group, not of the process that copies are made of.
+    show = "import multiprocessing\nprint('workers:', multiprocessing.get_start_method())"
+    (tmp_path / "own.py").write_text(show)
+    command_line = (*runner.PROGRAM, "--position-file", str(tmp_path / "own.py"), "list", "schemes")
+    other, (slot, *_) = runner.Job("other", tmp_path / "other", command_line), runner.slots(2)
+    assert runner.can_copy(other)
+    runner.start(other, slot).wait()
+    assert "workers: fork\n" in other.log.read_text()
     repeated = CliRunner().invoke(command, words)
     assert repeated.exit_code == 0 and "0 to run" in repeated.output
     runs = [record.read(tmp_path / "out/CoLA" / f"lr0.001_seed{seed}") for seed in (1, 2)]

@@ -1,0 +1,47 @@
+"""The table of scripts/quickstart.sh: `python -m lab.quickstart OUTPUT` prints it from the folder of a quickstart."""
+
+import json
+from pathlib import Path
+
+import click
+
+from tupe.checkpoints.trained import read_model
+from tupe.common.architectures import with_size
+from tupe.common.options import QuietCommand
+from tupe.common.tables import TextTable
+from tupe.evaluate.probes import losses_of
+from tupe.sweep.scores import unigram_entropy
+
+MODELS = {"bert_a": "BERT-A", "tupe_r": "TUPE-R"}
+MARGIN = 0.3  # bits below the unigram entropy from which on something other than word frequencies was learned
+FOOTER = """
+Loss and entropy in bits per masked token. Order: per cent of held-out sentences that are likelier than the same with
+two adjacent words swapped (50 is chance). One run each, tiny, on three million words: it shows which of the two finds
+positions earlier here, and says nothing of models that are trained to the end. The experiment: docs/protocol.md."""
+
+
+@click.command(cls=QuietCommand)
+@click.argument("output", type=click.Path(path_type=Path))
+def table(output):
+    """Print the quickstart's table; fails if a model learned no more than frequencies."""
+    rows, failed = [], []
+    entropy = unigram_entropy(output / "data")
+    for arch, name in MODELS.items():
+        run = output / "models" / "presets" / with_size(arch, "tiny") / arch
+        updates, losses = losses_of(run)
+        last = run / "checkpoint_last.pt"
+        weights = read_model(last if last.exists() else run, mmap=True).weights
+        parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
+        order = json.loads((output / "order" / f"{arch}.json").read_text())["order"]
+        cells = [f"{name} tiny", f"{updates[-1]:,}", f"{parameters / 1e6:.2f} M"]
+        rows.append([*cells, f"{losses[-1]:.2f}", f"{entropy:.2f}", f"{100 * order['accuracy']:.1f}"])
+        if losses[-1] > entropy - MARGIN:
+            failed.append(f"{name}: validation loss {losses[-1]:.2f} is not {MARGIN} below the entropy {entropy:.2f}")
+    header = ["model", "updates", "parameters", "validation loss", "unigram entropy", "order"]
+    click.echo(TextTable.plain(header, rows).markdown() + FOOTER)
+    if failed:
+        raise ValueError("; ".join(["nothing was learned beyond word frequencies", *failed]))
+
+
+if __name__ == "__main__":
+    table(prog_name="quickstart")
