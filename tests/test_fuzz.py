@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tupe import positions
 from tupe.checkpoints.gate import read_checkpoint
+from tupe.common import folder as files
 from tupe.common import record
 from tupe.corpus.glue import read_split
 from tupe.corpus.readers import Input, paragraphs, read
@@ -66,7 +67,7 @@ def zipped_pairs():
 
 
 def read_any_checkpoint(path):
-    record.corruption_in(path)  # never raises
+    files.damage_in(path)  # never raises
     for mmap in (False, True):
         read_checkpoint(path, mmap)
 

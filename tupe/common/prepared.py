@@ -13,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ..text import TextEncoder
-from . import processes, record
+from . import processes
+from .folder import owned, write_atomically
 
 logger = logging.getLogger(__name__)
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
@@ -57,21 +58,19 @@ def encoding(
     """
     vocabulary, output = Path(vocabulary), Path(output)
     _start(vocabulary)  # also checks the folder
-    if not record.lock(output):
-        raise BlockingIOError(f"another process prepares data in {output}")
-    try:
-        _copy_encoder(vocabulary, output, replaced)
-        if workers == 1:
-            yield map
-        else:
-            with processes.workers(workers or len(os.sched_getaffinity(0)), _start, vocabulary) as pool:
-                yield functools.partial(pool.map, chunksize=256)
-    except BrokenExecutor as error:
-        raise ValueError(
-            "a process that encodes text died (killed, or out of memory?); use fewer --jobs if memory ran out"
-        ) from error
-    finally:
-        record.unlock(output)
+    with owned(output):
+        output.mkdir(exist_ok=True)
+        try:
+            _copy_encoder(vocabulary, output, replaced)
+            if workers == 1:
+                yield map
+            else:
+                with processes.workers(workers or len(os.sched_getaffinity(0)), _start, vocabulary) as pool:
+                    yield functools.partial(pool.map, chunksize=256)
+        except BrokenExecutor as error:
+            raise ValueError(
+                "a process that encodes text died (killed, or out of memory?); use fewer --jobs if memory ran out"
+            ) from error
 
 
 def _start(vocabulary):
@@ -96,7 +95,7 @@ def _copy_encoder(vocabulary, output, replaced):
         if name not in new:
             (output / name).unlink()  # else the encoder would read it
     for name in new:
-        record.write_atomically(output / name, (vocabulary / name).read_bytes())
+        write_atomically(output / name, (vocabulary / name).read_bytes())
 
 
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:

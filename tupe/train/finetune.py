@@ -13,7 +13,7 @@ from ..data.glue import TASKS, glue_name, score, write_predictions
 from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
 from ..modeling_tupe import TupeForSequenceClassification
 from .loop import Place, Training
-from .run import Run
+from .run import TrainRun
 from .settle import Settled
 
 
@@ -62,7 +62,7 @@ class Finetuning(Training):
     unit = 1.0  # nats, or a squared error
 
     def __init__(
-        self, recipe: Settled, data: str, symbols: list[str], run: Run, place: Place, updates: int,
+        self, recipe: Settled, data: str, symbols: list[str], run: TrainRun, place: Place, updates: int,
         start: int,
     ):  # fmt: skip
         self.name = glue_name(recipe["glue_task"], data)

@@ -18,10 +18,12 @@ import click
 import yaml
 
 from ..checkpoints.trained import check_dictionary, read_model
-from ..common import console, pace, record
+from ..common import console
 from ..common.active import refuse
+from ..common.folder import fingerprint
 from ..common.options import Command, split_files
 from ..common.prepared import check_name
+from ..common.progress import Progress
 from ..common.recipes import Settings
 from ..common.record import Record
 from ..common.stop import stoppable
@@ -33,11 +35,12 @@ from ..data.glue import TASKS, check_glue, glue_name
 from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of, read_symbols
 from ..positions import load_scheme_file
 from .pretrained import of_checkpoint
-from .run import Run, differences, newest, publish
+from .run import TrainRun, newest, newest_whole, publish
 from .settle import Settled, settle
 
 logger = logging.getLogger("tupe.train")
 
+SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: one of the nodes may be gone (as for NCCL)
 DEFAULTS = {"engine": "fairseq", **{place: known.default for place, known in PLACES.items()}}
 
 
@@ -61,7 +64,7 @@ def launch(
         check_name(path)
     about = new_record(settled, data, read_symbols(folders_of(data)[0]), processes)
     folder = Path(settled["save_dir"]).resolve()
-    differences(about, folder, DEFAULTS)  # a folder of another run is refused before anything is started
+    TrainRun(about, folder, False).read(DEFAULTS)  # a folder of another run is refused before anything is started
     plan["yes"] = yes
     if processes == 1:
         train(**plan)
@@ -82,7 +85,7 @@ def new_record(settled: Settled, data: str, symbols: list[str], processes: int) 
     if settled.command == FINETUNE or not settled["max_valid_steps"]:
         config.pop("dataset.batch_size_valid", None)  # then it makes no difference
     if own := split_files(settled["position_file"]):
-        config["model.position_file"] = record.fingerprint(own)
+        config["model.position_file"] = fingerprint(own)
     about = {
         "architecture": settled.architecture, "variant": settled.variant, "seed": settled["seed"],
         "lr": settled["lr"][0], "dictionary": fingerprint_of(symbols), "config": {"engine": "transformers", **config},
@@ -101,7 +104,7 @@ def new_record(settled: Settled, data: str, symbols: list[str], processes: int) 
     for prefix in prefixes:
         check_split(prefix, len(symbols))
     budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
-    about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
+    about |= {"data": fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
     return Record(task="masked_lm", budget=budget, splits=splits, **about)
 
 
@@ -115,7 +118,7 @@ def of_glue(settled: Settled, data: Path) -> dict:
     files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
         "task": name, "budget": {"max_epoch": settled["max_epoch"]}, "splits": splits,
-        "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files), "layout": TASKS[name].plain(),
+        "metrics": list(TASKS[name].metrics), "data": fingerprint(files), "layout": TASKS[name].plain(),
         **of_checkpoint(settled["finetune_from_model"]),
     }  # fmt: skip
 
@@ -141,35 +144,40 @@ def train(
     settled = settle(settings, processes, micro_batch_size, gpus)
     folder, symbols = Path(settled["save_dir"]).resolve(), read_symbols(folders_of(data)[0])
     try:
-        with stoppable(), pace.told(yes):
+        with stoppable():
             updates = _length(settled, data, symbols, processes)
             check_trackers(settled)
             if settled["ddp_backend"] == "fully_sharded" and processes == 1:
                 raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
             place = join(gpus, settled["cpu"], processes)
             about, on_cpu = new_record(settled, data, symbols, processes), place.device.type == "cpu"
-            run = Run(about, folder, place.rank == 0, DEFAULTS, on_cpu)
+            run = TrainRun(about, folder, place.rank == 0)
+            run.begin(DEFAULTS, on_cpu)
             place.wait()  # the first has tidied up the folder
-            start, checkpoint = newest(folder)
+            start, _ = newest(folder)
             finished = run.earlier and run.earlier.state == "finished"
             if finished and (start >= updates or run.earlier.budget == about.budget):  # even if only the model is left
                 logger.warning(f"{folder} holds the finished run already: nothing to train")
-                record.unlock(folder)
+                run.unlock()
                 return
-            if finished and not checkpoint:
-                record.unlock(folder)
-                raise ValueError(
-                    f"{folder} holds a finished run, but no checkpoint-N to continue it from; choose another folder"
-                )
-            if start > updates:
-                record.unlock(folder)
-                raise ValueError(f"{folder} has {start} updates already; valid: at least {start}, or another folder")
+            try:
+                if finished and not start:
+                    raise ValueError(
+                        f"{folder} holds a finished run, but no checkpoint-N to go on from; choose another folder"
+                    )
+                if start > updates:
+                    raise ValueError(f"{folder} has {start} updates; valid: at least {start}, or another folder")
+                start, checkpoint = newest_whole(folder)
+            except ValueError:
+                run.unlock()
+                raise
+            run.go_on(start)
+            timeout = SECONDS_WITHOUT_PROGRESS if processes > max(gpus, 1) else 0
+            run.progress = Progress(updates, on_cpu, run.writes, yes, timeout, note=run.note_stall)
             about.versions |= {name: metadata.version(name) for name in ("transformers", "safetensors")}
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint
                     kind = Finetuning if settled.command == FINETUNE else Pretraining
-                    if run.writes:
-                        pace.expect(updates, on_cpu)
                     kind(settled, data, symbols, run, place, updates, start).train(checkpoint)
                 if run.writes and settled.command == PRETRAIN:
                     publish(newest(folder)[1], folder)

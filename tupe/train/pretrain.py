@@ -13,7 +13,7 @@ from ..data.splits import HELD_OUT_SEED, prefixes_of
 from ..encoder import Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM
 from .loop import Place, Training
-from .run import Run
+from .run import TrainRun
 from .settle import Settled
 
 
@@ -52,7 +52,7 @@ def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False
 
 class Pretraining(Training):
     def __init__(
-        self, recipe: Settled, data: str, symbols: list[str], run: Run, place: Place, updates: int,
+        self, recipe: Settled, data: str, symbols: list[str], run: TrainRun, place: Place, updates: int,
         start: int,
     ):  # fmt: skip
         masks = {name: recipe[name] for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}

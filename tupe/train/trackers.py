@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from .run import Run
+from .run import TrainRun
 from .settle import Settled
 
 
@@ -22,7 +22,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    def __init__(self, project: str, run: Run):
+    def __init__(self, project: str, run: TrainRun):
         import wandb  # type: ignore[import-not-found]
 
         self.wandb = wandb
@@ -35,7 +35,7 @@ class WeightsAndBiases:
         self.wandb.finish()
 
 
-def trackers(recipe: Settled, run: Run) -> list:
+def trackers(recipe: Settled, run: TrainRun) -> list:
     """The programs that a run reports to. Raises ValueError for one that is not installed."""
     found: list = []
     if folder := recipe["tensorboard_logdir"]:
