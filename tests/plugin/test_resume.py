@@ -58,6 +58,7 @@ def test_resuming_is_exact(data, full_run, tmp_path, done):
     assert train(pretrain_arguments(data, tmp_path, *restore)) == losses[done:]
 
 
+@pytest.mark.thorough
 def test_a_run_that_began_with_a_file_goes_on_from_its_own_checkpoints(data, full_run, tmp_path):
     words = [f"--restore-file={full_run[0]}/checkpoint_1_4.pt", "--num-workers=0"]
     short = ["--max-update=6", "--total-num-update=14"]
@@ -104,6 +105,7 @@ def test_masks_change_from_epoch_to_epoch_and_held_out_ones_do_not(words, data, 
     assert one == two == three
 
 
+@pytest.mark.thorough
 def test_fairseqs_own_task_resumes_exactly_at_a_border_and_within_an_epoch(data, tmp_path):
     words = ["--task=masked_lm", "--num-workers=1", "--batch-size=16", "--total-num-update=8", "--disable-validation"]
 

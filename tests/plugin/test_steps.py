@@ -1,21 +1,17 @@
 """Training that a signal stops (one process here, two in test_worker), and what else follows its updates."""
 
 import logging
-import math
 import multiprocessing
 import os
 import re
 import signal
-import struct
 import time
 from unittest import mock
 
 import pytest
 import torch
-from fairseq.logging import progress_bar
 from fairseq.trainer import Trainer
 from helpers import fork, load, pretrain_arguments, train
-from tensorboardX.proto.event_pb2 import Event
 
 from tupe.common import progress
 from tupe.common.options import Refusal
@@ -147,37 +143,3 @@ def test_progress_lines_without_a_terminal_show_the_time_left(data, tmp_path, ca
     assert len(lines) == 8 and all(re.search(r", left=0:00:\d\d", line) for line in lines[1:])
     written = capfd.readouterr()
     assert "\r" not in written.out + written.err and "it/s" not in written.out + written.err
-
-
-def events(folder):
-    """{(tag, step): value} of the scalars in a folder's event files, read as TFRecords."""
-    scalars = {}
-    for path in folder.glob("events*"):
-        content = path.read_bytes()
-        while content:
-            (size,) = struct.unpack("<Q", content[:8])  # then a checksum of 4 bytes, the event, and another checksum
-            event = Event.FromString(content[12 : 12 + size])
-            content = content[16 + size :]
-            scalars.update({(value.tag, event.step): value.simple_value for value in event.summary.value})
-    return scalars
-
-
-def test_tensorboard_gets_every_progress_line(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress_bar, "_tensorboard_writers", {})
-    losses = train(arguments(data, tmp_path / "run", f"--tensorboard-logdir={tmp_path / 'board'}"))
-    progress_bar._close_writers()  # as at the end of the process: they write in the background
-    inner, valid = events(tmp_path / "board" / "train_inner"), events(tmp_path / "board" / "valid")
-    shown = [value for (tag, _), value in sorted(inner.items()) if tag == "loss"]
-    assert shown == pytest.approx([loss / math.log(2) for loss, _ in losses], abs=1e-3) and len(shown) == 8
-    scores = {entry["num_updates"]: entry["loss"] for entry in read(tmp_path / "run").scores}
-    assert {step: value for (tag, step), value in valid.items() if tag == "loss"} == pytest.approx(scores, abs=1e-3)
-
-
-def test_weights_and_biases_gets_every_progress_line(data, tmp_path, monkeypatch):
-    """A stand-in for the package."""
-    wandb = mock.MagicMock()
-    monkeypatch.setattr(progress_bar, "wandb", wandb)
-    losses = train(arguments(data, tmp_path / "name", "--wandb-project=project"))
-    assert wandb.init.call_args.kwargs == {"project": "project", "reinit": False, "name": "name"}
-    shown = [call.args[0]["train_inner/loss"] for call in wandb.log.mock_calls if "train_inner/loss" in call.args[0]]
-    assert shown == pytest.approx([loss / math.log(2) for loss, _ in losses], abs=1e-3)
