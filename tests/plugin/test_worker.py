@@ -87,9 +87,9 @@ def compare(one, two):
     assert losses[1] == pytest.approx(losses[0], rel=2e-5) and len(losses[0]) > 0
     assert state_of(two) == "finished" and "pretrain" in read(two).command and "--gpus=2" in read(two).command
 
-    # Resuming in the middle of the epoch on one process: after the same batches, and said so.
+    # In the middle of an epoch.
     state = double["extra_state"]["train_iterator"]
-    assert (state["num_shards"], state["iterations_in_epoch"], state["epoch"]) == (2, 1, 2)
+    assert (state["iterations_in_epoch"], state["epoch"]) == (1, 2)
 
 
 @pytest.mark.slow
