@@ -41,7 +41,7 @@ def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
 @click.command("continue", cls=options.Command, context_settings={"ignore_unknown_options": True})
 @options.data()
 @options.checkpoint("The checkpoint to go on from, for example of `tupe checkpoint swap`.")
-@options.output("The folder of the runs, with a folder for each length. Existing runs are resumed.")
+@options.output("The folder of the runs, with a folder for each length. Existing runs are resumed.", shared=True)
 @click.option("--lengths", type=ListOf(int), default="128,512", show_default=True, help="Tokens per sequence, in turn.")
 @click.option(
     "--epochs", type=ListOf(click.IntRange(1)), default="5,2", show_default=True, help="Epochs at each length."

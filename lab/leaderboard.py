@@ -25,7 +25,7 @@ TITLES = {"bert": "The paper's block", "modern": "A modern block"}
 
 @click.command("leaderboard", cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("The folder of prepared text. docs/leaderboard.md says which text is the leaderboard's.")
-@options.output("The folder of the runs. An existing one is resumed.")
+@options.output("The folder of the runs. An existing one is resumed.", shared=True)
 @click.option("--encodings", type=ListOf(), help="Run only these, in this order.")
 @click.option(
     "--blocks", type=ListOf(list(BLOCKS)), default=",".join(BLOCKS), show_default=True, help="Run only these blocks."
@@ -82,7 +82,7 @@ def standings_command(runs, tables, data):
 
 @click.command("row", cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("The folder of prepared text. docs/leaderboard.md says which text is the leaderboard's.")
-@options.output("The folder of the runs. An existing one is resumed.")
+@options.output("The folder of the runs. An existing one is resumed.", shared=True)
 @click.option("--position", required=True, help="A position encoding by its name.")
 @click.option("--arch", type=click.Choice([*BLOCKS.values()]), default=BLOCKS["bert"], help="The block.")
 @click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: tied).")

@@ -133,7 +133,7 @@ def divergence_of(folder: Path) -> str:
 
 @click.command(cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @options.data("The prepared text; docs/protocol.md says how the protocol's is made.")
-@options.output("The folder of the runs. An existing one is resumed.")
+@options.output("The folder of the runs. An existing one is resumed.", shared=True)
 @click.option("--stages", type=ListOf(THIRD), default=",".join(THIRD), show_default=True, help="Run only these stages.")
 @click.option("--models", type=ListOf(), help="Run only these models.")
 @click.option("--seeds", type=ListOf(int), help="Run only these seeds.")

@@ -63,7 +63,7 @@ def disk(request, tmp_path_factory):
     ("disk", "name"),
     [
         *((FULL, name) for name in WRITERS),
-        *(pytest.param(READ_ONLY, name, marks=[] if name in SOME else pytest.mark.slow) for name in WRITERS),
+        *((READ_ONLY, name) for name in SOME),
     ],
     indirect=["disk"],
 )

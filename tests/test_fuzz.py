@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tupe import positions
 from tupe.checkpoints.gate import read_checkpoint
+from tupe.common import folder as files
 from tupe.common import record
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.records import Reading
@@ -57,7 +58,7 @@ def minimal_checkpoint():
 
 
 def read_any_checkpoint(path):
-    record.corruption_in(path)  # never raises
+    files.damage_in(path)  # never raises
     for mmap in (False, True):
         read_checkpoint(path, mmap)
 

@@ -4,7 +4,6 @@ random byte, and what comes out in the end is the same to the bit as without.
     pytest -m slow -s tests/test_kills.py --kills 27        a hundred and more in all; -s shows their numbers
 """
 
-import json
 import logging
 import os
 import random
@@ -23,7 +22,8 @@ from helpers import descendants, file_system, fork, has_ended, load, print_into,
 from tqdm import tqdm
 
 from tupe.cli import main
-from tupe.common.record import corruption_in, read, state_of
+from tupe.common.folder import damage_in
+from tupe.common.record import read, state_of
 from tupe.sweep import runner
 
 MODES = ("all", "one worker", "the parent alone", "full disk")
@@ -82,7 +82,7 @@ def cut(folder, chance):
     """Cut a checkpoint_last.pt at a random byte, if the run is not over and another checkpoint of its folder is whole.
     Returns whether."""
     for last in folder.rglob("checkpoint_last.pt"):
-        others = [path for path in last.parent.glob("checkpoint*.pt") if path != last and corruption_in(path) is None]
+        others = [path for path in last.parent.glob("checkpoint*.pt") if path != last and damage_in(path) is None]
         if others and state_of(last.parent) != "finished":
             with last.open("r+b") as file:
                 file.truncate(chance.randrange(last.stat().st_size))
@@ -153,16 +153,9 @@ def leaves(value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--arch=tupe_r_tiny", "--update-freq=2", "--num-workers=2", "--max-update=30", "--save-interval-updates=10"],
-        ["--recipe=pretrain_electra", "--arch=electra_tupe_r_tiny", "--update-freq=1", "--num-workers=1",
-         "--max-update=30", "--save-interval-updates=10"],
-    ],
-    ids=["masked LM", "ELECTRA"],
-)  # fmt: skip
-def test_pre_training(words, data, disk, survive):
+def test_pre_training(data, disk, survive):
+    words = ["--arch=tupe_r_tiny", "--update-freq=2", "--num-workers=2", "--max-update=30"]
+    words += ["--save-interval-updates=10"]
     survive(["pretrain", f"--data={data}", *TINY, *words], training, disk, seed=1)
 
 
@@ -201,19 +194,3 @@ def test_preparing_a_corpus(tmp_path, disk, survive):
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
     survive(["prepare", "corpus", str(tmp_path / "a.txt"), *settings], outcome, disk, seed=4)
-
-
-@pytest.mark.slow
-def test_minimal_pairs(vocabulary, pretrained, tmp_path, disk, survive):
-    rng, words = np.random.default_rng(0), ["the", "cat", "sat", "on", "a", "mat", "dogs", "ran", "in", "parks"]
-    (tmp_path / "pairs").mkdir()
-    for name in range(12):
-        good = [list(rng.choice(words, 8)) for _ in range(40)]
-        rows = [{"sentence_good": " ".join(s), "sentence_bad": " ".join(reversed(s)), "UID": f"p{name}"} for s in good]
-        (tmp_path / "pairs" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [f"mine={pretrained}", f"--pairs={tmp_path / 'pairs'}", f"--data={vocabulary}"]
-
-    def outcome(folder):
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json")}
-
-    survive(["minimal-pairs", *words], outcome, disk, seed=5)

@@ -5,14 +5,14 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 
+import click
 import pytest
-from helpers import descendants, fork, has_ended, wait_until
+from helpers import descendants, ended, fork, has_ended, print_into, wait_until
 
 from tupe.common import processes
-from tupe.common.options import ended_by_signals
+from tupe.common.options import Command, ended_by_signals
 
 
 def in_a_copy(target, seconds=30):
@@ -24,11 +24,6 @@ def in_a_copy(target, seconds=30):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return ended
-
-
-def test_every_worker_begins_with_start(tmp_path):
-    with processes.workers(2, os.chdir, tmp_path) as pool:
-        assert {pool.submit(os.getcwd).result() for _ in range(4)} == {str(tmp_path)} != {os.getcwd()}
 
 
 @pytest.mark.thorough
@@ -65,46 +60,6 @@ def test_no_worker_is_left_after_an_error(error):
     assert in_a_copy(target) == 2
 
 
-def test_a_signal_while_running_tasks_are_finished_ends_the_workers(tmp_path):
-    def target():
-        with ended_by_signals(), processes.workers(2) as pool:
-            pool.submit(time.sleep, 600)
-            pool.submit(int, "1").result()
-            (tmp_path / "begun").touch()
-            raise ValueError
-
-    process = fork(target, "test")
-    wait_until((tmp_path / "begun").exists)
-    time.sleep(0.2)
-    tree = descendants(process.pid)
-    process.terminate()
-    process.join(30)
-    assert process.exitcode == 128 + signal.SIGTERM
-    wait_until(lambda: all(has_ended(pid) for pid in tree))
-
-
-def test_a_signal_during_the_end_waits_for_the_threads_of_the_pool(tmp_path, monkeypatch):
-    """Python before 3.13 takes a thread for ended when a signal interrupts its join."""
-    manager = concurrent.futures.process._ExecutorManagerThread
-    run = manager.run
-    monkeypatch.setattr(manager, "run", lambda self: (run(self), time.sleep(1)))
-
-    def target():
-        try:
-            with ended_by_signals(), processes.workers(1) as pool:
-                pool.submit(time.sleep, 600)
-                (tmp_path / "begun").touch()
-        finally:
-            (tmp_path / "left").write_text(str([each for each in threading.enumerate() if isinstance(each, manager)]))
-
-    process = fork(target, "test")
-    wait_until((tmp_path / "begun").exists)
-    time.sleep(0.5)
-    process.terminate()
-    process.join(30)
-    assert ((tmp_path / "left").read_text(), process.exitcode) == ("[]", 128 + signal.SIGTERM)
-
-
 def test_a_signal_ends_the_workers(tmp_path):
     def target():
         with ended_by_signals(), processes.workers(2) as pool:
@@ -138,7 +93,26 @@ def test_a_worker_that_dies_while_it_sends_a_result_does_not_block_the_others():
     assert in_a_copy(target) == 0
 
 
-def test_a_worker_leaves_ctrl_c_to_its_parent():
-    """It would print a traceback of its own."""
-    with processes.workers(1) as pool:
+def test_every_worker_begins_with_start_and_leaves_ctrl_c_to_its_parent(tmp_path):
+    with processes.workers(2, os.chdir, tmp_path) as pool:
+        assert {pool.submit(os.getcwd).result() for _ in range(4)} == {str(tmp_path)} != {os.getcwd()}
         assert pool.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
+
+
+def test_ctrl_c_is_one_line_of_a_command_with_workers(tmp_path):
+    @click.command(cls=Command)
+    def wait():
+        with processes.workers(2) as pool:
+            future = pool.submit(time.sleep, 600)
+            (tmp_path / "begun").touch()
+            future.result()
+
+    def run():
+        os.setsid()
+        print_into(tmp_path / "log")
+        wait([], "wait")
+
+    process = fork(run)
+    wait_until((tmp_path / "begun").exists)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert ended(process) == 128 + signal.SIGINT and (tmp_path / "log").read_text() == "wait: interrupted\n"

@@ -1,16 +1,13 @@
-"""The record of a run: what it says, states of a folder, locks, atomic writes."""
+"""The record of a run: what it says, and states of a folder."""
 
-import functools
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from helpers import ended, fork
 
 from tupe.common import record
-from tupe.common.record import Record, clear_failure, git_commit, note_failure, read, state_of, write_together
+from tupe.common.record import Record, clear_failure, git_commit, note_failure, read, state_of
 
 
 def some_run(**changes):
@@ -74,33 +71,6 @@ def test_what_changes_when_a_run_is_resumed_is_noted():
     assert again.changes == [change]  # nothing more
 
 
-def test_fingerprints(tmp_path):
-    def of(content, name="a", **more):
-        (tmp_path / name).write_bytes(content)
-        return record.fingerprint([tmp_path / name, *more.values()])
-
-    large = bytes(record.SAMPLES * record.SAMPLE) * 3
-    contents = [b"", b"abc", b"abd", large, large[:-1] + b"x", b"x" + large[1:], large + b"\0"]
-    prints = [of(content) for content in contents]
-    assert len(set(prints)) == len(prints) and all(len(print) == 12 for print in prints)
-    assert of(b"abc", "b") == of(b"abc")  # whatever its name
-    assert of(b"abc", more=tmp_path / "b") != of(b"abc")
-    # Of several large files each has a share of what is read.
-    paths = [tmp_path / f"{n}" for n in range(100)]
-    for path in paths[:3]:
-        path.write_bytes(large)
-    for path in paths[3:]:
-        path.write_bytes(b"")
-    before = record.fingerprint(paths)
-    paths[1].write_bytes(large[: len(large) // 2] + b"x" * (len(large) // 2))
-    assert record.fingerprint(paths) != before != record.fingerprint(reversed(paths))
-
-
-def test_electras_loss_is_not_that_of_a_masked_language_model():
-    assert Record(task="masked_lm").loss_unit != Record(task="electra").loss_unit
-    assert Record(task="electra").loss_unit.startswith("nats")
-
-
 def test_states_of_a_folder(tmp_path):
     assert state_of(tmp_path / "none") == state_of(tmp_path) == "open"
     run = some_run()
@@ -143,20 +113,6 @@ def test_failures_that_a_process_could_not_record_itself(tmp_path):
     assert state_of(tmp_path) == "finished"
 
 
-def test_one_process_at_a_time(tmp_path):
-    """The lock is its process's until that ends, however it ends."""
-    code = f"from tupe.common import record; print(record.lock({str(tmp_path)!r}), flush=True); input()"
-    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **options) as other:
-        assert other.stdout.readline() == "True\n"
-        assert not record.lock(tmp_path) and record.is_locked(tmp_path)
-        other.kill()
-    assert not record.is_locked(tmp_path) and record.lock(tmp_path)
-    assert record.lock(tmp_path)  # one's own
-    record.unlock(tmp_path)
-    assert not record.is_locked(tmp_path)
-
-
 def test_a_record_holds_no_nan(tmp_path):
     run = some_run(scores=scored(0.5))
     run.save(tmp_path)
@@ -165,42 +121,6 @@ def test_a_record_holds_no_nan(tmp_path):
     with pytest.raises(ValueError, match="record.json would not be JSON"):
         run.save(tmp_path)
     assert record.contents(tmp_path) == before
-
-
-def test_files_written_together_replace_none(tmp_path):
-    for name in ("README.md", "dict.txt", "same"):
-        (tmp_path / name).write_text("theirs")
-    files = {"same": "theirs", "new": b"ours", "README.md": "ours", "dict.txt": b"ours"}
-    with pytest.raises(ValueError, match=r"^README\.md, dict\.txt exist already in .*; choose another folder or "):
-        write_together(tmp_path, files)
-    assert not (tmp_path / "new").exists() and {path.read_text() for path in tmp_path.iterdir()} == {"theirs"}
-
-    def fail(path):
-        raise OSError("full")
-
-    with pytest.raises(OSError, match="full"):
-        write_together(tmp_path, {"same": "theirs", "new": b"ours", "more": fail})
-    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "dict.txt", "same"}
-
-
-def test_of_two_that_write_one_folder_at_once_one_wins(tmp_path):
-    """And what one left that was killed is deleted."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "model.7.partial").touch()
-
-    def write(path, content):
-        time.sleep(0.3)
-        path.write_text(content)
-
-    def start(content):
-        files = {"config.json": content, "model": functools.partial(write, content=content)}
-        return fork(lambda: write_together(tmp_path / "out", files), "tupe")
-
-    processes = [start(content) for content in ("first", "second")]
-    assert sorted(ended(process) == 0 for process in processes) == [False, True]
-    assert {path.name for path in tmp_path.iterdir()} == {"out"}
-    (content,) = {path.read_text() for path in (tmp_path / "out").iterdir()}
-    assert content in ("first", "second")
 
 
 def test_the_commit_is_that_of_this_source_alone(tmp_path, monkeypatch):

@@ -467,7 +467,7 @@ def test_one_folder_is_prepared_by_one_process(undisturbed, tmp_path):
         time.sleep(0.001)
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(BlockingIOError, match="another process is preparing .*data"):
+        with pytest.raises(BlockingIOError, match="another process is writing .*data"):
             prepare(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
     finally:
         os.kill(process.pid, signal.SIGCONT)

@@ -78,15 +78,6 @@ def test_two_processes_equal_one_with_twice_the_steps(options, data, tmp_path):
     compare(one, two)
 
 
-@pytest.mark.slow
-def test_two_processes_of_torchrun_equal_one_with_twice_the_steps(data, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    train(pretrain_arguments(data, one, *QUIET, "--update-freq=2"))
-    done = start(data, two)
-    assert done.returncode == 0, done.stderr[-3000:]
-    compare(one, two)
-
-
 def compare(one, two):
     """The run of one process and that of two."""
     single, double = (load(folder / "checkpoint_last.pt") for folder in (one, two))
@@ -96,9 +87,9 @@ def compare(one, two):
     assert losses[1] == pytest.approx(losses[0], rel=2e-5) and len(losses[0]) > 0
     assert state_of(two) == "finished" and "pretrain" in read(two).command and "--gpus=2" in read(two).command
 
-    # Resuming in the middle of the epoch on one process: after the same batches, and said so.
+    # In the middle of an epoch.
     state = double["extra_state"]["train_iterator"]
-    assert (state["num_shards"], state["iterations_in_epoch"], state["epoch"]) == (2, 1, 2)
+    assert (state["iterations_in_epoch"], state["epoch"]) == (1, 2)
 
 
 @pytest.mark.slow
@@ -115,8 +106,7 @@ def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(data, tmp
 @pytest.mark.parametrize(
     "target, number",
     [
-        ("torchrun", signal.SIGTERM), ("torchrun", signal.SIGUSR1), ("one process", signal.SIGHUP),
-        ("all", signal.SIGUSR1),
+        ("torchrun", signal.SIGTERM), ("one process", signal.SIGHUP), ("all", signal.SIGUSR1),
     ],
 )  # fmt: skip
 def test_a_signal_to_any_process_stops_all(data, tmp_path, target, number):
@@ -201,8 +191,7 @@ def whole(data, tmp_path_factory):
 @pytest.mark.parametrize(
     ("rank", "number", "update"),
     [
-        pytest.param(0, signal.SIGTERM, 3, marks=pytest.mark.slow), (1, signal.SIGUSR1, 4),
-        pytest.param(1, signal.SIGHUP, 5, marks=pytest.mark.slow),
+        (1, signal.SIGUSR1, 4), pytest.param(1, signal.SIGHUP, 5, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 @pytest.mark.thorough

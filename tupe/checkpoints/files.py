@@ -1,53 +1,28 @@
 """Averages, strips and merges checkpoints: files of fairseq's and folders of transformers alike."""
 
-import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 import torch
 
 from ..common import options as choices
+from ..common.folder import written
 from ..common.safe_load import num_updates
 from ..data.splits import folders_of
 from .export import check_finite, export
 from .gate import read_checkpoint
 from .trained import Trained, of_state, read_model, updates_of
 
-PARTIAL = ".tmp"  # fairseq's name for files that it has begun to write
-
-
-@contextmanager
-def written_whole(path: str | Path) -> Iterator[Any]:
-    """A file to write, which is on the disk and then replaces `path` if nothing fails, and is deleted otherwise.
-    Readers see the old file or the new one, also after a power failure. Raises ValueError with one line."""
-    partial = Path(f"{path}.{os.getpid()}{PARTIAL}")  # two processes may write the same file
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except Exception as error:
-        full = shutil.disk_usage(partial.parent).free < 2**20
-        with suppress(OSError):  # of a read-only disk
-            partial.unlink(missing_ok=True)
-        if not isinstance(error, (OSError, RuntimeError)):  # RuntimeError: of torch, when it cannot write
-            raise
-        reason = "the disk is full" if full else str(error).partition("\n")[0]
-        raise ValueError(f"{path} cannot be written: {reason}; existing checkpoints are unchanged") from error
-
 
 def save_atomically(state: dict, path: str | Path) -> None:
     """Write a checkpoint of fairseq's, and its folder."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
+    with written(path) as file:
         torch.save(state, file)
 
 

@@ -85,7 +85,7 @@ def launcher(function: Callable) -> Callable:
 
 @click.command(cls=Train, recipes=("pretrain", "pretrain_small"))
 @options.data()
-@options.output("The folder of the run: checkpoints, record and train.log. An existing run is resumed.")
+@options.output("The folder of the run: checkpoints, record and train.log. An existing run is resumed.", shared=True)
 @click.option("--recipe", type=options.OneOf(RECIPES), default="pretrain", show_default=True,
               help="The recipe: a file of configs/.")  # fmt: skip
 @click.option("--preset", metavar="NAME", help="A model of configs/model.")
@@ -114,7 +114,7 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
 @click.option("--task", required=True, metavar="NAME", help="A task of GLUE, or your own.")
 @options.data("The folder that `tupe prepare glue` or `labels` wrote.")
 @options.checkpoint()
-@options.output("The folder of the run: checkpoints, record with every score, predictions and train.log.")
+@options.output("The folder of the run: checkpoints, record with every score, predictions and train.log.", shared=True)
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or a task of your own, as the paper does. The model is the checkpoint's."""

@@ -1,38 +1,86 @@
-"""A run that this process trains, in either engine: its record from the first update on, and what errors become. Needs
-only torch."""
+"""A run that this process trains, in either engine: its folder, its record from the first update on, and what errors
+become. Needs only torch."""
 
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from . import console
+from .folder import DISK, lock, unlock
 from .options import Refusal
-from .record import DISK, DIVERGED, DIVERGENCE, NAME, STOPPED, unlock
+from .progress import Progress
+from .record import DIVERGED, DIVERGENCE, NAME, STALLED, STOPPED, Record, another, begun, now
 
 logger = logging.getLogger(__name__)
 
 
-class Active:
-    """Subclasses set `record`, `folder`, `writes`, `began_at`, `updates` (None until the first one) and `earlier`, the
-    record that the run goes on from: the file stays as it is until the first update."""
+class Run:
+    """record: what is known before training; folder: its own. writes: whether this process writes there, as one of
+    several does.
+
+    earlier: the record of what the folder holds already; the file stays as it is until the first update, because any
+    failure until then is that of a start. updates: after the last one of this process, None until the first.
+    """
+
+    progress: Progress
+
+    def __init__(self, record: Record, folder: Path, writes: bool):
+        self.record, self.folder, self.writes = record, folder.resolve(), writes
+        self.began_at, self.earlier, self.updates = now(), None, None
+
+    def lock(self) -> None:
+        """Raises BlockingIOError if another process trains in the folder."""
+        if self.writes and not lock(self.folder):
+            raise BlockingIOError(f"another process is training in {self.folder}")
+
+    def unlock(self) -> None:
+        if self.writes:
+            unlock(self.folder)
+
+    def read(self, defaults: dict) -> None:
+        """Read the record of the run that the folder holds, if one has begun. Raises ValueError if it is another."""
+        self.earlier = begun(self.folder)
+        if self.earlier and (pairs := self.record.differences(self.earlier)):
+            raise ValueError(another(self.folder, pairs, defaults))
 
     def reach(self, updates: int) -> None:
-        """Take note of an update. With the first one the run has begun, or goes on: until then any failure is that of a
-        start, and changes no run's record."""
+        """Take note of an update. With the first one the run has begun, or goes on."""
         first, self.updates = self.updates is None, updates
         if first and self.writes:
             self.record.started_at = self.record.started_at or self.began_at
             self.record.save(self.folder)
 
-    def close(self, error: BaseException | None, status: int, resumes: bool) -> None:
-        """Write the record of a run that has ended, or that `error` has stopped, and unlock its folder. status: exit
-        status of a failure; resumes: whether there is something to go on from."""
+    def note_stall(self, reason: str) -> None:
+        if self.writes and (self.updates or not self.earlier):
+            self.record.end(reason, STALLED)
+            self.record.save(self.folder)
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Inside, the run is trained; its record gets the outcome."""
+        try:
+            yield
+        except BaseException as error:
+            self.end(error)
+            raise
+        self.end()
+
+    def end(self, error: BaseException | None = None, status: int | None = None) -> None:
+        """Complete the record, and unlock the folder. error: what ended the process, if anything did; status: its exit
+        status."""
+        self.progress.end()
+        if not self.writes:
+            return
         record = self.record
-        if isinstance(error, Exception):
-            record.end(reason(error), status)
-        elif record.state == "running":  # interrupted, or at a time limit: it continues when it is started again
+        if error is None:
+            self.conclude()
+        elif isinstance(error, Exception):
+            record.end(reason(error), status_of(error) if status is None else status)
+        if record.state == "running":  # interrupted, or at a time limit: it continues when it is started again
             record.state = "stopped"
             if isinstance(error, SystemExit) and error.code == STOPPED:
                 record.failure = {"reason": "stopped by a signal", "status": STOPPED}
@@ -41,16 +89,25 @@ class Active:
                 record.save(self.folder)
             except OSError as full:  # which may be what ended the process
                 logger.error(f"{self.folder / NAME} cannot be written: {full}")
-        unlock(self.folder)
+        self.unlock()
         if record.state == "stopped":
             when = "before its first update" if self.updates is None else f"after update {self.updates}"
-            logger.warning(f"stopped {when}; the same command {'resumes' if resumes else 'starts it again'}")
+            logger.warning(f"stopped {when}; the same command {'resumes' if self.resumes() else 'starts it again'}")
+
+    def conclude(self) -> None:
+        """Complete the record of a run whose training has come to its end."""
+        self.record.started_at = self.record.started_at or self.began_at
+        self.record.end()
+
+    def resumes(self) -> bool:
+        """Whether there is something to go on from."""
+        raise NotImplementedError
 
 
 def device(cpu: bool = False) -> str:
     """What this process trains on. cpu: on the CPU even if there is a GPU."""
     threads, gpu = torch.get_num_threads(), torch.cuda.is_available() and not cpu
-    return torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' * (threads != 1)}"
+    return torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' if threads != 1 else ''}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -71,12 +128,11 @@ def status_of(error: BaseException) -> int:
     return DIVERGED if isinstance(error, FloatingPointError) else 1
 
 
-def refuse(error: Exception, others: Callable[[], str] = str) -> None:
+def refuse(error: Exception) -> None:
     """Log the traceback of an error that is handled and raise `Refusal` with one line; but leave alone a ValueError of
-    this package (a mistake of the user), a BlockingIOError, and an OSError of a disk that is full or read-only. others:
-    what the line says of other processes."""
+    this package (a mistake of the user), a BlockingIOError, and an OSError of a disk that is full or read-only."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     ours = isinstance(error, ValueError) and frames[-1].f_globals["__name__"].startswith("tupe.")
     if not (ours or isinstance(error, BlockingIOError) or isinstance(error, OSError) and error.errno in DISK):
-        said = f"training failed: {type(error).__name__}: {error}{others()}{console.keep_traceback()}"
+        said = f"training failed: {type(error).__name__}: {error}{console.keep_traceback()}"
         raise Refusal(said, status_of(error)) from error

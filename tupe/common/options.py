@@ -11,14 +11,15 @@ import re
 import reprlib
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
 from ..names import SIZES, did_you_mean
-from .record import BUSY, FULL
+from .folder import FULL, owned
+from .record import BUSY
 from .stop import handled
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
@@ -39,7 +40,7 @@ FILE = NamedPath(path_type=Path, dir_okay=False)
 
 class Command(click.Command):
     """A command whose ValueErrors and OSErrors are the user's: one line, exit status 2. BlockingIOError says that
-    another process holds a folder: exit status `record.BUSY`."""
+    another process writes its --output: exit status `record.BUSY`."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -50,15 +51,21 @@ class Command(click.Command):
         `tupe --position-file FILE ... COMMAND` are run."""
         run_own_files()
 
+    def writing(self, ctx: click.Context) -> AbstractContextManager[None]:
+        """Inside, no other command writes the same --output."""
+        paths = [ctx.params[each.name] for each in self.params if each.name == "output"]
+        shared = any(isinstance(each, SharedOutput) for each in self.params)
+        return owned(paths[0]) if any(paths) and not shared else nullcontext()
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with ended_by_signals():
+            with ended_by_signals(), self.writing(ctx):
                 self.begin(ctx)
                 return super().invoke(ctx)
         except BrokenPipeError:  # `tupe list models | head`: click ends quietly
             raise
         except KeyboardInterrupt:  # click would end with status 1
-            raise SystemExit(128 + signal.SIGINT) from None
+            raise Refusal(f"{ctx.command_path}: interrupted", 128 + signal.SIGINT) from None
         except BlockingIOError as error:
             raise Refusal(f"{ctx.command_path}: {error}", BUSY) from error
         except ModuleNotFoundError as error:
@@ -215,8 +222,14 @@ def task_key(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def output(help: str, **options) -> Callable:
-    return click.option("--output", required=True, type=FOLDER, help=help, **options)
+class SharedOutput(click.Option):
+    """The folder of runs, each of which has a lock of its own: several commands may train in it."""
+
+
+def output(help: str, shared: bool = False, **options) -> Callable:
+    """shared: see `SharedOutput`; any other --output belongs to one command at a time."""
+    kind = SharedOutput if shared else click.Option
+    return click.option("--output", cls=kind, required=True, type=FOLDER, help=help, **options)
 
 
 def data(help: str = "The folder of prepared data, with dict.txt.", required: bool = True) -> Callable:

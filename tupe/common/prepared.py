@@ -11,7 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ..text import TextEncoder
-from . import processes, record
+from . import processes
+from .folder import owned, write_atomically
 
 logger = logging.getLogger(__name__)
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process
@@ -51,21 +52,19 @@ def encoding(vocabulary: str | Path, output: str | Path, workers: int | None) ->
     """
     vocabulary, output = Path(vocabulary), Path(output)
     _start(vocabulary)  # also checks the folder
-    if not record.lock(output):
-        raise BlockingIOError(f"another process prepares data in {output}")
-    try:
-        _copy_encoder(vocabulary, output)
-        if workers == 1:
-            yield map
-        else:
-            with processes.workers(workers or len(os.sched_getaffinity(0)), _start, vocabulary) as pool:
-                yield functools.partial(pool.map, chunksize=256)
-    except BrokenExecutor as error:
-        raise ValueError(
-            "a process that encodes text died (killed, or out of memory?); use fewer --jobs if memory ran out"
-        ) from error
-    finally:
-        record.unlock(output)
+    with owned(output):
+        output.mkdir(exist_ok=True)
+        try:
+            _copy_encoder(vocabulary, output)
+            if workers == 1:
+                yield map
+            else:
+                with processes.workers(workers or len(os.sched_getaffinity(0)), _start, vocabulary) as pool:
+                    yield functools.partial(pool.map, chunksize=256)
+        except BrokenExecutor as error:
+            raise ValueError(
+                "a process that encodes text died (killed, or out of memory?); use fewer --jobs if memory ran out"
+            ) from error
 
 
 def _start(vocabulary):
@@ -82,7 +81,7 @@ def _copy_encoder(vocabulary, output):
                 "choose another output folder, or remove it"
             )
     for name, content in files.items():
-        record.write_atomically(output / name, content)
+        write_atomically(output / name, content)
 
 
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:

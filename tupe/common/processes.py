@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from .stop import SIGNALS
+
 PROGRAM = (sys.executable, "-m", "tupe")
 
 
@@ -26,48 +28,35 @@ def complete(command: Iterable) -> None:
 
 @contextmanager
 def workers(count: int, start: Callable = lambda: None, *arguments) -> Iterator[concurrent.futures.Executor]:
-    """`count` copies of this process, each of which calls start(*arguments) first; all have ended afterwards. After an
-    exception, tasks that run are finished and no others are begun; a signal ends the workers too. Raises
-    `concurrent.futures.BrokenExecutor` if one of them dies.
+    """`count` copies of this process, each of which calls start(*arguments) first; all have ended afterwards, at once
+    after an exception or a signal. Raises `concurrent.futures.BrokenExecutor` if one of them dies.
 
-    Not a `multiprocessing.Pool`: that waits for ever for a task whose worker was killed; and it ends its workers with
-    SIGTERM, which a worker that is just being forked may not notice where the signal has a handler.
+    Not a `multiprocessing.Pool`, which waits for ever for a task whose worker was killed. Signals wait while workers
+    are forked, because an exception that a handler raises meanwhile is lost; and while they end, because a signal that
+    interrupts the join of a thread makes Python before 3.13 take the thread for ended.
     """
     fork = multiprocessing.get_context("fork")  # workers inherit all imports
     pool = concurrent.futures.ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(start, *arguments))
-    # Every way out waits for the workers: left to the end of the process they get no word where that is itself a child
-    # of multiprocessing, which closes their queue first and then waits for them for ever.
-    shut_down = _shutting_down(pool)
     try:
-        try:
-            yield pool
-        except Exception:
-            shut_down(cancel_futures=True)
-            raise
-        shut_down()
-    except BaseException as error:
-        if isinstance(error, concurrent.futures.BrokenExecutor) or not isinstance(error, Exception):  # also in shutdown
-            _end_workers()
-            shut_down(cancel_futures=True)
+        with waiting_signals():
+            pool.submit(int)  # the first task starts all workers
+        yield pool
+    except BaseException:
+        _end_workers()
         raise
+    finally:
+        with waiting_signals():
+            pool.shutdown(cancel_futures=True)
 
 
-def _shutting_down(pool):
-    """`pool.shutdown` once, in a thread. Called anew after a signal has interrupted it, it waits for the rest.
-
-    Before Python 3.13 a signal that interrupts `Thread.join` makes the thread count as ended: the process would end
-    beside the pool's own thread, and with status 1 where that closes a pipe in the same moment.
-    """
-    ended = threading.Event()
-    begun = []
-
-    def shut_down(**options):
-        if not begun:
-            begun.append(threading.Thread(target=lambda: (pool.shutdown(**options), ended.set())))
-            begun[0].start()
-        ended.wait()
-
-    return shut_down
+@contextmanager
+def waiting_signals() -> Iterator[None]:
+    """Inside, signals wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(start, *arguments):
@@ -76,6 +65,7 @@ def _begin(start, *arguments):
     is the parent's, which ends its workers."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
     start(*arguments)

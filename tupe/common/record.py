@@ -1,32 +1,40 @@
-"""A run is a folder, and its record is `FOLDER/record.json`: what is run and how, and how it ended. Locks and atomic
-writes are here too. Needs only the standard library.
+"""A run is a folder, and its record is `FOLDER/record.json`: what is run and how, and how it ended. Needs only the
+standard library.
 
 States of a folder: "open" (nothing there, or stopped before its end: the next start resumes it), "running" (a process
 holds its lock), "finished", "failed". A record itself says "stopped" of a run that ended before its end, and "running"
 of one that was killed.
 """
 
-import errno
-import fcntl
-import hashlib
 import importlib.metadata
 import json
 import logging
-import os
 import platform
 import re
 import shlex
 import subprocess
 import sys
 import time
-import zipfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from .. import __version__
 from ..config import TORCH, may_change
+from .folder import (  # noqa: F401  (where the other rooms look for them)
+    DISK,
+    FULL,
+    files_below,
+    fingerprint,
+    held,
+    is_locked,
+    lock,
+    locked,
+    naming,
+    owned,
+    unlock,
+    write_atomically,
+    write_together,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -314,210 +322,3 @@ def git_commit() -> str | None:
         return said("describe", "--always", "--dirty", "--abbrev=12").stdout.strip() or None
     except FileNotFoundError:
         return None
-
-
-SAMPLES, SAMPLE = 256, 2**16  # of large files a fingerprint reads so many blocks of so many bytes
-
-
-def fingerprint(files: Iterable[str | Path]) -> str:
-    """What tells files from others in the same order, whatever their names: 12 hexadecimal digits of their sizes and
-    contents. Of what is larger than `SAMPLES` blocks it reads as many, evenly spread: a corpus of any size takes a
-    moment."""
-    files = list(files)
-    digest, samples = hashlib.sha256(), max(SAMPLES // max(len(files), 1), 4)
-    for path in files:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(f"{size} ".encode())
-            if size <= samples * SAMPLE:
-                digest.update(file.read())
-                continue
-            for n in range(samples):
-                file.seek((size - SAMPLE) * n // (samples - 1))
-                digest.update(file.read(SAMPLE))
-    return digest.hexdigest()[:12]
-
-
-# ------------------------------------------------------------------------------------------------------ files and locks
-
-
-def files_below(folder: str | Path) -> list[Path]:
-    """The files in a folder and below, sorted, without hidden ones, but with links to what is not there. Links to
-    folders are followed last: where two ways lead to a folder, its files have the names without links. No folder is
-    read twice, so links may go round in circles. Raises ValueError for a folder that cannot be read."""
-
-    def refuse(error):
-        raise ValueError(f"{error.filename}: cannot be read: {error.strerror}")
-
-    files, seen, starts = [], set(), [folder]
-    for start in starts:
-        for place, folders, names in os.walk(start, onerror=refuse):
-            real = os.path.realpath(place)
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and real not in seen)
-            if real not in seen:
-                seen.add(real)
-                starts += [Path(place, name) for name in folders if Path(place, name).is_symlink()]
-                files += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(path for path in files if path.is_file() or not path.exists())
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-DISK = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)  # not a mistake of this program
-
-
-@contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """Inside, `path` is written, maybe under another name first: an OSError names it, unless it names another file.
-
-    That of a full disk names none, because it is noticed when a file is closed; numpy's has no number either.
-    """
-    try:
-        yield
-    except OSError as error:
-        number = errno.ENOSPC if error.errno is None and "requested and" in str(error) else error.errno
-        if number is None or error.filename and not str(error.filename).startswith(str(path)):
-            raise
-        raise OSError(number, os.strerror(number), str(path)) from error
-
-
-def write_atomically(path: str | Path, content: str | bytes) -> None:
-    """Readers see the old file or the new one, never half of it. Raises OSError with the file's name. What is no text
-    in UTF-8, as a file's name may be, is written as backslashes and numbers."""
-    temporary = Path(f"{path}.{os.getpid()}.partial")
-    try:
-        with naming(path), temporary.open("wb") as file:
-            file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)
-    finally:
-        with suppress(OSError):  # of a read-only disk
-            temporary.unlink(missing_ok=True)
-
-
-def write_together(folder: str | Path, files: dict[str, str | bytes | Callable]) -> None:
-    """Write all of these files, {name: content}, into a folder, or none. A content may be a function that writes the
-    file of a given path whole or not at all. Files that are there stay: raises ValueError, before anything is written,
-    unless they have the same content. What a process left that was killed meanwhile is deleted, and of two at once the
-    second waits. Raises OSError with the file's name."""
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with alone(folder.parent / f".{folder.name}.lock"):
-        for path in folder.glob("*.partial"):
-            path.unlink()
-        _write_together(folder, files)
-
-
-def _write_together(folder, files):
-    written = []
-    there = {name for name in files if (folder / name).exists()}
-    if other := [name for name in files if name in there and not _holds(folder / name, files[name])]:
-        verb, them = ("exists", "it") if len(other) == 1 else ("exist", "them")
-        raise ValueError(f"{', '.join(other)} {verb} already in {folder}; choose another folder or remove {them}")
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        for name, content in files.items():
-            if name in there:
-                continue
-            if callable(content):
-                content(folder / name)
-            else:
-                write_atomically(folder / name, content)
-            written.append(folder / name)
-    except BaseException:
-        for path in written:
-            path.unlink()
-        if is_new:
-            with suppress(OSError):  # a function has left something
-                folder.rmdir()
-        raise
-
-
-def _holds(path, content):
-    if callable(content) or not path.is_file():
-        return False
-    return path.read_bytes() == (content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
-
-
-def corruption_in(checkpoint: str | Path) -> str | None:
-    """What is wrong with the file of a checkpoint, in a few words; None if it is whole: a zip archive, as torch writes
-    it, with the right checksum of every part. Needs no torch."""
-    try:
-        with zipfile.ZipFile(checkpoint) as archive:
-            part = archive.testzip()
-            if part is not None:
-                return f"wrong checksum of {part!r:.80}"
-            return None if any(name.endswith("/data.pkl") for name in archive.namelist()) else "it has no data.pkl"
-    except Exception as error:  # a damaged archive fails in many ways
-        return str(error).partition("\n")[0][:80] or type(error).__name__
-
-
-_held = {}  # lock file -> open file, locked until the process ends
-
-
-def lock(folder: str | Path) -> bool:
-    """Make `folder` this process's own until `unlock`, or until the process ends. Returns False if it is another's."""
-    path = (Path(folder) / "lock").resolve()
-    if path in _held:
-        return True
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a")
-    for _ in range(20):  # a process that only looks (`is_locked`) holds it for a moment
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.01)
-        else:
-            _held[path] = file
-            return True
-    file.close()
-    return False
-
-
-def held() -> list[Path]:
-    """The folders that this process has locked, the last first."""
-    return [path.parent for path in reversed(_held)]
-
-
-def unlock(folder: str | Path) -> None:
-    file = _held.pop((Path(folder) / "lock").resolve(), None)
-    if file is not None:
-        fcntl.flock(file, fcntl.LOCK_UN)  # data workers, copies of this process, would hold it until they end
-        file.close()
-
-
-def is_locked(folder: str | Path) -> bool:
-    """Whether any process, this one included, holds the lock of `folder`."""
-    path = Path(folder) / "lock"
-    if not path.exists():
-        return False
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may look at the same time
-        except BlockingIOError:
-            return True
-    return False
-
-
-@contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Inside, no other process is inside with the same lock file, which is deleted at the end."""
-    while True:
-        with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not path.exists() or path.stat().st_ino != os.fstat(file.fileno()).st_ino:
-                continue  # who had it deleted it: another one may be there
-            try:
-                yield
-            finally:
-                path.unlink()
-            return
-
-
-@contextmanager
-def locked(path: str | Path) -> Iterator[None]:
-    """Hold a lock file for a moment, waiting for it."""
-    with Path(path).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

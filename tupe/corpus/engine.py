@@ -5,7 +5,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import functools
 import hashlib
 import json
@@ -24,7 +23,7 @@ from .. import __version__
 from ..common import options, processes
 from ..common.options import Command, shorten
 from ..common.prepared import check_name, tasks_in
-from ..common.record import naming, write_atomically
+from ..common.record import naming, owned, write_atomically
 from ..common.stop import SIGNALS, handled
 from ..normaliser import SENTENCES
 from ..text import PaperText, TextEncoder, TokenizerText
@@ -182,30 +181,6 @@ class Preparation:
 # ------------------------------------------------------------------------------------------------- the folder of a run
 
 
-@contextlib.contextmanager
-def _locked(out):
-    """Lock the folder `out`. Raises BlockingIOError if another process prepares it. The lock ends with this process,
-    not with its workers (as a lock of `flock` would), so that after a kill the same command can continue at once."""
-    path = out.parent / f".{out.name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        file = path.open("w")
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise BlockingIOError(f"another process is preparing {out}; wait, or choose another folder") from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samefile(path, file.fileno()):
-                break
-        file.close()  # the previous process has just ended and removed its file
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        file.close()
-
-
 def _claim(out, settings, overwrite):
     """Make `out` ready for a run with these settings. Returns whether that run is finished already.
 
@@ -293,7 +268,7 @@ def prepare(
     count = workers or len(os.sched_getaffinity(0))
     executor = functools.partial(dask, scheduler) if scheduler else functools.partial(local, count)
     run = Preparation(out / "work", executor, received)
-    with handled(SIGNALS, lambda number, frame: received.append(number)), _locked(out):
+    with handled(SIGNALS, lambda number, frame: received.append(number)), owned(out):
         try:
             return _prepare(inputs, out, Choices(**choices), run, overwrite, report)
         except SystemExit:  # of `Preparation.look`

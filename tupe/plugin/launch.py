@@ -26,7 +26,7 @@ from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
 from .model import TupeConfig, core_config
-from .saving import check_asserts, check_restore
+from .saving import check_restore
 from .settings import configuration, dataclasses_of
 
 logger = logging.getLogger("tupe.launch")
@@ -47,7 +47,6 @@ def launch(
     however long it takes on a CPU. dry_run: only print the command of fairseq-train that does the same.
     Raises ValueError for bad options, and SystemExit with the status of the first process that failed.
     """
-    check_asserts()
     gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
     if not dry_run:
         for folder in folders_of(data):
@@ -100,7 +99,7 @@ def training_options(
     if values.get("checkpoint.write_checkpoints_asynchronously"):
         raise ValueError("write_checkpoints_asynchronously: here a checkpoint is whole before training goes on")
     if not dry_run:
-        check_restore({place.partition(".")[2]: value for place, value in values.items()})
+        check_restore(values.get("checkpoint.restore_file", ""))
     configuration(values)
     if (folder := folders_of(data)[0]).joinpath("dict.txt").is_file():
         check_splits(settings, folder)

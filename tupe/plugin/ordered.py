@@ -99,7 +99,7 @@ class OrderedIterator(EpochBatchIterator):
                     f"processes with batches of {self.size} cannot continue exactly there: {REMEDY}"
                 )
             state = {**state, "iterations_in_epoch": position}
-        super().load_state_dict({**state, "num_shards": self.num_shards, "num_batches": len(self.frozen_batches)})
+        super().load_state_dict(state)
 
 
 class OrderedTask:

@@ -19,7 +19,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.trainer import Trainer
 
 from ..common.tables import TextTable
-from . import criterion, masked_lm, optim, resume, saving, scale, stop, watch
+from . import criterion, masked_lm, optim, saving, scale, steps
 
 ON_IMPORT, BY_TUPE = "always", "`tupe` only"
 UNFIXED = "not fixed in fairseq 0.12.3.1"  # the newest there is
@@ -71,7 +71,7 @@ class SetTorchSeed(utils.set_torch_seed):
 def without_empty_batches(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
     """fairseq fills up a process that has fewer batches than others at the end of an epoch with empty ones: where one
     comes last, it counts the process's whole update as nothing, but for its gradients. The list stays the same one,
-    which may be `stop.Passes`."""
+    which may be `steps.Passes`."""
     samples[:] = [sample for sample in samples[:] if sample] or samples[:1]
     return original(trainer, samples, *args, **kwargs)
 
@@ -94,19 +94,15 @@ PATCHES = [
           "without a GPU, torch records a call stack at every update", "not fixed in torch 2.13"),
     Patch("fairseq.trainer.Trainer.train_step", without_empty_batches,
           "an empty batch at the end of an epoch discards the update of its process", UNFIXED),
-    Patch("fairseq.trainer.Trainer.train_step", watch.train_step,
-          "a loss that is not finite or has jumped ends the run; stalls are noticed", OURS),
-    Patch("fairseq.trainer.Trainer.train_step", stop.train_step,
-          "from the first update on, a signal ends the run before its next pass", OURS, BY_TUPE),
-    Patch("fairseq.trainer.Trainer.valid_step", watch.valid_step,
+    Patch("fairseq.trainer.Trainer.train_step", steps.train_step,
+          "a signal, a loss that is not finite or has jumped, and a stall end the run", OURS),
+    Patch("fairseq.trainer.Trainer.valid_step", steps.with_progress,
           "a batch of validation is progress for `--heartbeat-timeout`", OURS),
-    Patch("fairseq.trainer.Trainer.save_checkpoint", watch.save_checkpoint,
+    Patch("fairseq.trainer.Trainer.save_checkpoint", steps.with_progress,
           "a checkpoint is progress for `--heartbeat-timeout`", OURS),
-    Patch("fairseq.trainer.Trainer.save_checkpoint", stop.save_checkpoint,
-          "what is saved is not saved again when a signal comes", OURS, BY_TUPE),
-    Patch("fairseq_cli.train.validate_and_save", stop.validate_and_save,
+    Patch("fairseq_cli.train.validate_and_save", steps.validate_and_save,
           "after a signal, all processes save the last whole update and stop", OURS, BY_TUPE),
-    Patch("fairseq_cli.train.get_training_stats", watch.training_stats,
+    Patch("fairseq_cli.train.get_training_stats", steps.training_stats,
           "every progress line tells the time left", OURS, BY_TUPE),
     Patch("fairseq.distributed.utils.all_gather_list", all_gather_list,
           "on CPUs it makes tensors for a GPU", UNFIXED),
@@ -114,10 +110,6 @@ PATCHES = [
           "blocks that a cache holds keep the masks of an earlier epoch", UNFIXED),
     Patch("fairseq.data.iterators.EpochBatchIterator.next_epoch_itr", masked_lm.begin_epoch,
           "data workers repeat the masks of their first epoch, and a resumed run has others", UNFIXED),
-    Patch("fairseq.data.iterators.EpochBatchIterator.state_dict", resume.state_dict,
-          "a position in an epoch is stored without the numbers of processes and batches", UNFIXED),
-    Patch("fairseq.data.iterators.EpochBatchIterator.load_state_dict", resume.load_state_dict,
-          "with other numbers of processes or batches, a run would go on at another place in the data", UNFIXED),
     Patch("fairseq.checkpoint_utils.load_checkpoint_to_cpu", saving.load_checkpoint_to_cpu,
           "a checkpoint chooses which of fairseq's parts are built, and some of them run code from it", UNFIXED),
     Patch("fairseq.trainer.Trainer.load_checkpoint", saving.load_checkpoint,

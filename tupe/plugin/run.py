@@ -24,21 +24,19 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
 from ..checkpoints.gate import read_checkpoint
-from ..common import pace
-from ..common import record as records
-from ..common.active import Active, device, status_of
-from ..common.record import Record
+from ..common.active import Run, device
+from ..common.folder import fingerprint, remove_partial
+from ..common.progress import Progress
+from ..common.record import Record, begun
 from ..common.safe_load import num_updates
-from ..config import flag
 from ..data.blocks import fingerprint_of
 from ..data.splits import folders_of
-from . import watch
 from .model import load_scheme_files
 from .pretrained import adopt_structure, check_resumable, variant
-from .saving import LAST, remove_partial, resume_from_newest
+from .saving import LAST, resume_from_newest
 from .schedule import SCHEDULE, count_updates
 from .settings import RESTORE, settings
-from .start import Refused, choose_precision, describe, split_over_processes
+from .start import Refused, choose_precision, describe
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +90,6 @@ class RecordedTask:
         config = cfg._get_parent()
         if self._training and config is not None:
             choose_precision(config)
-            split_over_processes(config)
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
             config.task.data = ":".join(os.path.abspath(folder) for folder in folders_of(config.task.data))
@@ -112,7 +109,7 @@ class RecordedTask:
             lr=float(config.optimization.lr[0]),
             budget={name: config.optimization[name] for name in BUDGETS if config.optimization[name] > 0},
             splits=splits,
-            data=records.fingerprint(files),
+            data=fingerprint(files),
             dictionary=fingerprint_of(self.source_dictionary.symbols),
             config={name: value for name, (value, default) in settings(config).items() if value != default},
             metrics=list(self.metrics),
@@ -154,20 +151,49 @@ def check_last_checkpoint(config: DictConfig) -> None:
     epochs, every = config.optimization.max_epoch, config.checkpoint.save_interval
     if config.checkpoint.patience > 0:
         raise ValueError("patience: a run is as long as max_update or max_epoch says; leave it out")
+    for name in ("checkpoint_suffix", "no_last_checkpoints"):
+        if config.checkpoint[name]:
+            raise ValueError(f"{name}: a run goes on from checkpoint_last.pt; leave it out")
     if epochs > 0 and not config.optimization.max_update > 0 and epochs % every:
         raise ValueError(f"save_interval={every}: the last of {epochs} epochs would not be saved; valid: a divisor")
 
 
-class ActiveRun(Active):
-    """A run that this process trains. record: what is known before training; config: the whole configuration."""
+class FairseqRun(Run):
+    """A run that fairseq trains in this process. config: the whole configuration."""
 
     def __init__(self, record: Record, config: DictConfig):
-        self.record, self.config = record, config
-        self.earlier = None
-        self.updates, self.began_at = None, records.now()  # updates: after the last one of this process
-        self.folder = Path(config.checkpoint.save_dir).resolve()
-        self.writes = distributed_utils.get_global_rank() == 0  # one process writes the record and holds the lock
+        is_first = distributed_utils.get_global_rank() == 0
+        super().__init__(record, Path(config.checkpoint.save_dir), is_first)
+        self.config, self.options = config, config.checkpoint
         self._resumed = True  # until this process has scores of its own
+
+    def read(self, defaults: dict) -> None:
+        """As for any run; one that began with a --restore-file goes on from a checkpoint of its own."""
+        record, options = self.record, self.options
+        earlier = begun(self.folder)
+        goes_on = earlier and RESTORE in earlier.config and any(self.folder.glob("checkpoint*.pt"))
+        if goes_on:
+            record.config.setdefault(RESTORE, earlier.config[RESTORE])
+        super().read(defaults)
+        if goes_on and record.config[RESTORE] == str(Path(options.restore_file).resolve()):  # what the start was told
+            options.restore_file, options.reset_optimizer, options.reset_lr_scheduler = LAST, False, False
+            options.reset_dataloader = options.reset_meters = False
+
+    def go_on(self, task: FairseqTask) -> None:
+        """Go on from the checkpoint that fairseq will load, if there is one. Raises ValueError if that is of another
+        model."""
+        record, restored = self.record, self.options.restore_file
+        state = self.checkpoint(restored)
+        own = state is not None and (restored == LAST or Path(restored).resolve().parent == self.folder)
+        if state is not None:
+            try:
+                check_resumable(state, self.config.model, task.source_dictionary)
+            except ValueError as error:
+                raise ValueError(f"{self.folder if restored == LAST else restored}: {error}") from None
+        record.begin(device(self.config.common.cpu))
+        if self.earlier or own:
+            updates = num_updates(state) if state is not None else 0
+            record.go_on(self.earlier or Record(pretrained=record.pretrained), updates)
 
     def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
         """Add the scores of a validation to the record. Returns whether that validation is the best so far."""
@@ -176,23 +202,18 @@ class ActiveRun(Active):
             self._resumed = False
         return self.record.add_scores(epoch, updates, split, scores)
 
-    def is_scored(self) -> bool:
-        """Whether every split has scores from the end of the run."""
-        scored = {e["split"] for e in self.record.scores if self._reached(e["epoch"], e["num_updates"])}
-        return scored == set(self.record.splits)
-
     def checkpoint(self, restore_file: str) -> dict | None:
         """The checkpoint of that name; None if there is none in the folder, or it is damaged, which the launcher deals
-        with. Raises Refused for one of elsewhere that cannot be gone on from."""
-        options, path = self.config.checkpoint, Path(restore_file)
+        with. Raises ValueError for one of elsewhere that cannot be gone on from."""
+        path = Path(restore_file)
         if restore_file == LAST:
             shard = "-shard0" if self.config.distributed_training.use_sharded_state else ""
-            path = self.folder / f"checkpoint_last{options.checkpoint_suffix}{shard}.pt"
+            path = self.folder / f"checkpoint_last{shard}.pt"
         try:
             return read_checkpoint(path, mmap=True, trained=self.config.model._name)
         except ValueError as error:
             if restore_file != LAST:
-                raise Refused(f"{flag('restore_file')}: {error}") from None
+                raise ValueError(f"--restore-file: {error}") from None
             return None
 
     def is_saved(self) -> bool:
@@ -202,23 +223,40 @@ class ActiveRun(Active):
             state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state)
         )
 
-    def is_finished(self, earlier: Record | None) -> bool:
-        """Whether nothing is left to train. earlier: the record in the folder."""
-        options = self.config.checkpoint
-        if self.record.metrics or options.no_save or options.no_last_checkpoints:
-            return earlier is not None and earlier.state == "finished" and earlier.budget == self.record.budget
-        return options.restore_file == LAST and not options.reset_optimizer and self.is_saved()
-
-    def is_complete(self) -> bool:
-        """Whether the run has its result: the last scores, or the last checkpoint."""
-        options = self.config.checkpoint
-        if self.record.metrics or options.no_save or options.no_last_checkpoints:
-            return self.is_scored()
-        return self.is_saved()
+    def is_scored(self) -> bool:
+        """Whether every split has scores from the end of the run."""
+        scored = {e["split"] for e in self.record.scores if self._reached(e["epoch"], e["num_updates"])}
+        return scored == set(self.record.splits)
 
     def _reached(self, epochs, updates):
         budget = self.record.budget
         return epochs >= budget.get("max_epoch", float("inf")) or updates >= budget.get("max_update", float("inf"))
+
+    @property
+    def ends_with_scores(self) -> bool:
+        """Whether its result is the last scores, not the last checkpoint."""
+        return bool(self.record.metrics or self.options.no_save)
+
+    def is_finished(self) -> bool:
+        """Whether nothing is left to train."""
+        if self.ends_with_scores:
+            earlier = self.earlier
+            return earlier is not None and earlier.state == "finished" and earlier.budget == self.record.budget
+        return self.options.restore_file == LAST and not self.options.reset_optimizer and self.is_saved()
+
+    def conclude(self) -> None:
+        if self.is_scored() if self.ends_with_scores else self.is_saved():
+            self.record.end()
+        elif self.record.metrics:
+            self.record.end("stopped before its last epoch was scored: see its log")
+
+    def resumes(self) -> bool:
+        return not self.options.no_save and bool(self.updates or self.earlier)
+
+    def end(self, error: BaseException | None = None, status: int | None = None) -> None:
+        if self.writes and self.options.no_save:
+            (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq writes it when a run diverges
+        super().end(true_reason(error), status)
 
     def updates_in_all(self) -> int:
         """Of the whole run; 0 if that is not known."""
@@ -227,42 +265,29 @@ class ActiveRun(Active):
             return round(self.config.lr_scheduler.total_num_update)
         return 0 if options.max_epoch > 0 else options.max_update
 
-    def watch(self) -> watch.Watch:
-        """What this run is to be watched for."""
-        # fairseq would send itself a signal after that time, which a process that hangs does not handle.
+    def watch(self, yes: bool | None) -> None:
+        """Begin to follow the progress. yes: whatever it takes on a CPU; None: not even the time is told."""
         section = self.config.distributed_training
+        # fairseq would send itself a signal after that time, which a process that hangs does not handle.
         timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
-        jump, updates = self.config.task.stop_at_jump, self.updates_in_all()
-        return watch.Watch(timeout, jump, updates, self.note_stall, self.reach)
-
-    def note_stall(self, reason: str) -> None:
-        if self.writes and (self.updates or not self.earlier):
-            self.record.end(reason, records.STALLED)
-            self.record.save(self.folder)
-
-    def end(self, error: BaseException | None, status: int = 1) -> None:
-        """Complete the record. error: what ended the process, if anything did. status: exit status of a failure."""
-        watch.end()
-        if not self.writes:
-            return
-        options = self.config.checkpoint
-        if options.no_save:
-            (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq writes it when a run diverges
-        if error is None and self.is_complete():
-            self.record.end()
-        elif error is None and self.record.metrics:
-            self.record.end("stopped before its last epoch was scored: see its log")
-        self.close(true_reason(error), status, not options.no_save and bool(self.updates or self.earlier))
+        cpu = self.config.common.cpu or not torch.cuda.is_available()
+        tells, jump = self.writes and yes is not None, self.config.task.stop_at_jump
+        self.progress = Progress(self.updates_in_all(), cpu, tells, bool(yes), timeout, jump, self.note_stall)
 
 
 # ------------------------------------------------------------------------------------- the one run of this process
 
 _run = None
+_yes = None  # inside of `recorded`: whether the user said --yes
 _last_words = ""  # what the log ends with
-_recorded = False  # inside of `recorded`, where errors become messages
 
 
-def begin(record: Record, config: DictConfig, task: FairseqTask) -> ActiveRun | None:
+def active() -> FairseqRun | None:
+    """The run that this process trains."""
+    return None if _run is None or _run.progress.ended.is_set() else _run
+
+
+def begin(record: Record, config: DictConfig, task: FairseqTask) -> FairseqRun | None:
     """Begin or resume a run, or return None for one that is finished: nothing will be trained then.
 
     config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and Refused if
@@ -270,84 +295,43 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> ActiveRun | 
     """
     global _run, _last_words
     end()  # the previous run, in a process that trains several
+    _run = None
     forget_earlier_scores()
-    run = ActiveRun(record, config)
-    if run.writes and not records.lock(run.folder):  # first: the other process may be about to write its last scores
-        raise BlockingIOError(f"another process is training in {run.folder}")
+    run = FairseqRun(record, config)
+    run.lock()  # first: the other process may be about to write its last scores
     try:
-        compare(run)
+        run.read({name: default for name, (_, default) in settings(config).items()})
         if run.writes:
             resume_from_newest(config)
             describe(config)
         if torch.distributed.is_initialized():  # the others look at the folder too
             torch.distributed.barrier()
-        if not run.writes and config.checkpoint.no_last_checkpoints:
-            resume_from_newest(config)  # which chooses the same file
-        resume(run, task)
-    except Refused as refusal:
-        if run.writes:
-            records.unlock(run.folder)
-            if not _recorded:
-                logger.error(refusal)
-        raise
+        run.go_on(task)
+    except ValueError as error:
+        run.unlock()
+        raise Refused(str(error)) from None
     if run.writes:
         remove_partial(run.folder)
-    if run.is_finished(run.earlier):
+    if run.is_finished():
         config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
         if run.writes:
             _last_words = f"{run.folder} holds the finished run already: nothing to train"
             if run.earlier and run.earlier.state != "finished":  # it was killed after its last checkpoint
                 run.earlier.end()
                 run.earlier.save(run.folder)
-            records.unlock(run.folder)
+            run.unlock()
         return None
     if run.writes and not run.earlier:
         record.save(run.folder)
     _run = run
-    watch.begin(run.watch())
-    if run.writes:
-        pace.expect(run.updates_in_all(), config.common.cpu or not torch.cuda.is_available())
+    run.watch(_yes)
     return run
 
 
-def compare(run: ActiveRun) -> None:
-    """Read the record of a run's folder. Raises Refused if it is another run's. A run that began with a --restore-file
-    goes on from a checkpoint of its own."""
-    record, options = run.record, run.config.checkpoint
-    run.earlier = earlier = records.begun(run.folder)
-    goes_on = earlier and RESTORE in (earlier.config or ()) and any(run.folder.glob("checkpoint*.pt"))
-    if goes_on:
-        record.config.setdefault(RESTORE, earlier.config[RESTORE])
-    if earlier and (differences := record.differences(earlier)):
-        defaults = {name: default for name, (_, default) in settings(run.config).items()}
-        raise Refused(records.another(run.folder, differences, defaults))
-    if goes_on and record.config[RESTORE] == str(Path(options.restore_file).resolve()):  # what the start was told
-        options.restore_file, options.reset_optimizer, options.reset_lr_scheduler = LAST, False, False
-        options.reset_dataloader = options.reset_meters = False
-
-
-def resume(run: ActiveRun, task: FairseqTask) -> None:
-    """Let a run go on from the checkpoint that fairseq will load, if there is one. Raises Refused if that is of another
-    model."""
-    record, config, earlier = run.record, run.config, run.earlier
-    restored = config.checkpoint.restore_file
-    state = run.checkpoint(restored)
-    own = state is not None and (restored == LAST or Path(restored).resolve().parent == run.folder)
-    if state is not None:
-        try:
-            check_resumable(state, config.model, task.source_dictionary)
-        except ValueError as error:
-            raise Refused(f"{run.folder if restored == LAST else restored}: {error}") from None
-    record.begin(device(config.common.cpu))
-    if earlier or own:
-        record.go_on(earlier or Record(pretrained=record.pretrained), num_updates(state) if state is not None else 0)
-
-
-def end(error: BaseException | None = None, status: int = 1) -> None:
-    """End this process's run, if there is one; see `ActiveRun.end`."""
-    global _run, _last_words
-    if _run is not None:
-        run, _run = _run, None
+def end(error: BaseException | None = None, status: int | None = None) -> None:
+    """End this process's run, if there is one; see `Run.end`."""
+    global _last_words
+    if run := active():
         run.end(error, status)
     if _last_words:
         logger.warning(_last_words)
@@ -355,18 +339,18 @@ def end(error: BaseException | None = None, status: int = 1) -> None:
 
 
 @contextmanager
-def recorded() -> Iterator[None]:
+def recorded(yes: bool = False) -> Iterator[None]:
     """Complete the record as soon as fairseq's training ends, for processes that continue afterwards or turn errors
-    into messages."""
-    global _recorded
-    _recorded = True
+    into messages. yes: see `Progress`."""
+    global _yes
+    _yes = yes
     try:
         yield
     except BaseException as error:
-        end(error, status_of(error))
+        end(error)
         raise
     finally:
-        _recorded = False
+        _yes = None
     end()
 
 
@@ -374,7 +358,7 @@ def _end_of_process():
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)  # in a process that fairseq spawned, and in others
     if isinstance(error, SystemExit) and error.__context__ is not None:
         error = error.__context__
-    end(error)
+    end(error, 1)
 
 
 # Not atexit, which processes started by multiprocessing do not run.
@@ -387,9 +371,6 @@ def forget_earlier_scores() -> None:
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     if "fairseq_cli.train" in sys.modules:
         vars(sys.modules["fairseq_cli.train"].should_stop_early).clear()
-
-
-# ------------------------------------------------------------------------------------------------------------ failures
 
 
 def true_reason(error: BaseException | None) -> BaseException | None:

@@ -16,11 +16,10 @@ from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
 
-from ..checkpoints.files import PARTIAL, written_whole
 from ..checkpoints.gate import read_checkpoint
-from ..common.record import corruption_in
+from ..common.folder import PARTIAL, damage_in, written
 from ..common.safe_load import num_updates
-from ..config import flag
+from .start import Refused
 
 logger = logging.getLogger("tupe.launch")
 
@@ -28,13 +27,13 @@ logger = logging.getLogger("tupe.launch")
 def save(state: Any, path: str, async_write: bool = False) -> None:
     """Write a checkpoint whole; async_write is ignored. fairseq would try a full disk three times, and append to what
     is there."""
-    with written_whole(path) as file:
+    with written(path) as file:
         torch.save(state, file)
 
 
 def copy(source: str, path: str, overwrite: bool = True) -> str:
     """Copy a checkpoint in the same way. fairseq would write into the file that is to be resumed from."""
-    with written_whole(path) as file, open(source, "rb") as whole:
+    with written(path) as file, open(source, "rb") as whole:
         shutil.copyfileobj(whole, file, 2**20)
     return path
 
@@ -45,86 +44,48 @@ class Paths(PathManager):
     copy = staticmethod(copy)
 
 
-def remove_partial(folder: Path) -> None:
-    """Delete what a killed process had begun to write."""
-    for path in folder.glob(f"*.pt*{PARTIAL}"):
-        path.unlink()
-
-
 LAST = "checkpoint_last.pt"
-WRITTEN = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)")  # what fairseq calls the others, without the end
+WRITTEN = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt")  # what fairseq calls the others
 
 
-def check_restore(options: Mapping) -> None:
-    """Raise ValueError if a checkpoint that is to be loaded is missing: fairseq would train from scratch. options: the
-    section `checkpoint`, or what was given of it."""
-    for name in ("restore_file", "continue_once"):
-        path = options.get(name)
-        if path and path != LAST:
-            path = path.replace(".pt", f"{options.get('checkpoint_suffix') or ''}.pt")
-            if not PathManager.exists(path):
-                given = f"{flag(name)} {path}"
-                raise ValueError(f"{given}: no such file; without the option a run resumes its own folder")
-
-
-def check_asserts() -> None:
-    """Raise ValueError where Python skips assert: in one of fairseq's, it copies a checkpoint to checkpoint_last.pt."""
-    if not __debug__:
-        raise ValueError("PYTHONOPTIMIZE or python -O: fairseq would write no checkpoint_last.pt; train without it")
+def check_restore(path: str) -> None:
+    """Raise ValueError if the checkpoint of --restore-file is missing: fairseq would train from scratch."""
+    if path and path != LAST and not PathManager.exists(path):
+        raise ValueError(f"--restore-file {path}: no such file; without the option a run resumes its own folder")
 
 
 def resume_from_newest(config: DictConfig) -> None:
-    """Let a run whose folder has no whole checkpoint_last.pt resume from the newest checkpoint there that is whole.
+    """Give a run whose folder has no whole checkpoint_last.pt the newest checkpoint there that is whole.
 
     fairseq would start over, and then delete or replace it. config: the whole configuration. A checkpoint without the
     optimizer's state is none to resume from. Raises ValueError if there are checkpoints and all are damaged.
     """
-    options, parallel = config.checkpoint, config.distributed_training
-    check_asserts()
-    check_restore(options)
-    if options.restore_file != LAST or options.no_save:
+    options = config.checkpoint
+    check_restore(options.restore_file)
+    is_sharded = config.distributed_training.use_sharded_state
+    if options.restore_file != LAST or options.no_save or options.no_last_checkpoints or is_sharded:
         return
-    folder, ends = Path(options.save_dir), [f"{options.checkpoint_suffix or ''}.pt"]
-    if parallel.use_sharded_state and parallel.ddp_backend == "fully_sharded":  # a file for each process
-        ends = [end.replace(".pt", f"-shard{n}.pt") for n in range(parallel.distributed_world_size) for end in ends]
-    wrong = None if options.no_last_checkpoints else _corruption_in(folder / "checkpoint_last", ends)
-    if wrong is None and not options.no_last_checkpoints:
-        return
-    stems = {path.name.removesuffix(ends[0]) for path in folder.glob(f"checkpoint*{ends[0]}")}
-    stems = [folder / stem for stem in stems if WRITTEN.fullmatch(stem)]
-    updates = {stem: _updates(f"{stem}{ends[0]}", config.model._name) for stem in stems}
-    for stem in sorted(filter(updates.get, stems), key=updates.get, reverse=True):
-        if _corruption_in(stem, ends) is None:
-            last = folder / f"checkpoint_last{ends[0]}"
-            reason = f"{last} is {wrong}: " if wrong else ""
-            logger.warning(
-                f"{reason}resuming from {stem}{ends[0]} ({updates[stem]} updates), the newest that is whole; to start "
-                "over, choose another folder or remove this one"
-            )
-            if options.no_last_checkpoints:
-                options.restore_file, options.finetune_from_model = f"{stem}.pt", None  # fairseq takes only one of them
-            else:
-                for end in ends:
-                    _link(f"{stem}{end}", f"{folder}/checkpoint_last{end}")
+    folder, wrong = Path(options.save_dir), "missing"
+    last = folder / LAST
+    if last.exists():
+        if not (damage := damage_in(last)):
             return
-    if wrong not in (None, MISSING) or None in updates.values():
+        wrong = f"damaged ({damage})"
+    found = [path for path in folder.glob("checkpoint*.pt") if WRITTEN.fullmatch(path.name)]
+    updates = {path: _updates(path, config.model._name) for path in found}
+    for path in sorted(filter(updates.get, found), key=updates.get, reverse=True):
+        if damage_in(path) is None:
+            logger.warning(
+                f"{last} is {wrong}: resuming from {path} ({updates[path]} updates), the newest that is whole; to "
+                "start over, choose another folder or remove this one"
+            )
+            _link(path, last)
+            return
+    if wrong != "missing" or None in updates.values():
         remedy = "no other checkpoint there can be loaded; move them away to start over"
-        raise ValueError(f"{folder / 'checkpoint_last'}{ends[0]} is {wrong or MISSING}, and {remedy}")
-    if stems:
+        raise ValueError(f"{last} is {wrong}, and {remedy}")
+    if found:
         logger.warning(f"{folder}: no checkpoint there has the optimizer's state: the run starts over")
-
-
-MISSING = "missing"
-
-
-def _corruption_in(stem, ends):
-    """What is wrong with a checkpoint, of several files if it is sharded; None if it is whole."""
-    for path in (Path(f"{stem}{end}") for end in ends):
-        if not path.exists():
-            return MISSING
-        if wrong := corruption_in(path):
-            return f"damaged ({wrong})"
-    return None
 
 
 def _link(source, path):
@@ -151,12 +112,6 @@ def _updates(path, architecture):
 # ------------------------------------------------------------------------------------------- where fairseq itself reads
 
 
-class NotAdmitted(ValueError, SystemExit):
-    """A file that does not pass the gate. As a SystemExit it is one line of fairseq's own programs, too."""
-
-    code = property(str)
-
-
 _trained = None  # the architecture of the run that reads a checkpoint to go on from it
 
 
@@ -167,7 +122,7 @@ def load_checkpoint_to_cpu(
     try:
         state = read_checkpoint(PathManager.get_local_path(path), trained=_trained)
     except ValueError as error:
-        raise NotAdmitted(str(error)) from None
+        raise Refused(str(error)) from None
     state["cfg"] = OmegaConf.create(state["cfg"])
     overwrite_args_by_name(state["cfg"], arg_overrides or {})
     return checkpoint_utils._upgrade_state_dict(state)

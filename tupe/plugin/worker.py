@@ -22,10 +22,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..common import console
 from ..common.active import refuse
 from ..common.options import Command
-from ..common.pace import told
 from ..common.stop import stoppable
 from ..common.torchrun import check_environment
-from . import patches, watch
+from . import patches
 from .run import recorded, true_reason
 
 patches.apply(patches.BY_TUPE)
@@ -62,11 +61,11 @@ def train(cfg: DictConfig, yes: bool = False) -> None:
             section.distributed_init_method, section.distributed_no_spawn = "env://", True
             section.distributed_rank, section.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
-        with recorded(), stoppable(), told(yes):
+        with recorded(yes), stoppable():
             distributed_utils.call_main(cfg, fairseq_train.main)
     except Exception as error:
         error = true_reason(error)
-        refuse(error, watch.waits_for)
+        refuse(error)
         raise error
 
 

@@ -131,7 +131,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
 @options.data("The folder of the pre-training data.")
-@options.output("The folder of all runs. An existing one is resumed.")
+@options.output("The folder of all runs. An existing one is resumed.", shared=True)
 @click.option("--presets", type=ListOf(), help="Files of configs/model.")
 @click.option("--position", multiple=True, help="A position encoding by its name, in place of BERT's. Can be repeated.")
 @options.size("tiny", help="The size of all models.")

@@ -13,7 +13,7 @@ from .report import write_report
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
 @click.option("--recipe", default="finetune", show_default=True, help="The recipe: a file of configs/, without .yaml.")
-@options.output("The folder of the sweep. An existing one is resumed, and a wider grid extends it.")
+@options.output("The folder of the sweep. An existing one is resumed, and a wider grid extends it.", shared=True)
 @click.option(
     "--grid", multiple=True, metavar="NAME=A,B,...",
     help="An option (task, lr, seed, preset, max-epoch ...) or a value of the recipe (model.dropout), and what it "

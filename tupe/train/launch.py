@@ -20,9 +20,11 @@ import click
 import yaml
 
 from ..checkpoints.trained import check_dictionary, read_model
-from ..common import console, pace, record
+from ..common import console
 from ..common.active import refuse
+from ..common.folder import fingerprint
 from ..common.options import Command, split_files
+from ..common.progress import Progress
 from ..common.recipes import ARCH, Settings
 from ..common.record import Record
 from ..common.stop import stoppable
@@ -35,12 +37,13 @@ from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of,
 from ..model_config import ModelConfig
 from ..positions import load_scheme_file
 from .pretrained import of_checkpoint
-from .run import Run, differences, newest, publish
+from .run import TrainRun, newest, newest_whole, publish
 from .settle import Settled, settle
 from .trackers import check_trackers
 
 logger = logging.getLogger("tupe.train")
 
+SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: one of the nodes may be gone (as for NCCL)
 DEFAULTS = {"engine": "fairseq", **{place: known.default for place, known in PLACES.items()}}
 
 
@@ -61,11 +64,12 @@ def launch(
         raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
     check_trackers(settled)
     about = new_record(settled, data, processes)
+    # a folder of another run is refused before anything is started
+    TrainRun(about, Path(settled.save_dir).resolve(), False).read(DEFAULTS)
     plan = {"data": str(data), "processes": processes, "gpus": gpus, "yes": yes}
     if processes == 1:
         train(settled, about, **plan)
         return
-    differences(about, Path(settled.save_dir).resolve(), DEFAULTS)  # another run is refused before any process starts
     plan |= {"settled": asdict(settled), "about": asdict(about)}
     torchrun = [*words_of_nodes(gpus, nodes, node_rank, master_addr, master_port), "-m", __name__]
     run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan, allow_nan=False)])
@@ -93,7 +97,7 @@ def new_record(settled: Settled, data: Path | str, processes: int) -> Record:
     config["dataset.batch_size"] = settled.batch_size
     config["optimization.update_freq"] = [steps * processes for steps in settled.update_freq]
     if own := split_files(settled.position_file):
-        config["model.position_file"] = record.fingerprint(own)
+        config["model.position_file"] = fingerprint(own)
     of_data = of_text(settled, data, symbols) if is_pretraining else of_glue(settled, Path(data))
     return Record(
         architecture=settled.architecture, variant=settled.variant, seed=settled.seed, lr=settled.lr[0],
@@ -113,7 +117,7 @@ def of_text(settled: Settled, data: Path | str, symbols: list[str]) -> dict[str,
     return {
         "task": "masked_lm", "splits": splits, "left_out": dict.fromkeys(names, 0.0),
         "budget": {name: getattr(settled, name) for name in ("max_epoch", "max_update") if getattr(settled, name) > 0},
-        "data": record.fingerprint(files_of(prefixes)),
+        "data": fingerprint(files_of(prefixes)),
     }  # fmt: skip
 
 
@@ -127,7 +131,7 @@ def of_glue(settled: Settled, data: Path) -> dict[str, Any]:
     files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
         "task": name, "budget": {"max_epoch": settled.max_epoch}, "splits": splits,
-        "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files), "layout": TASKS[name].plain(),
+        "metrics": list(TASKS[name].metrics), "data": fingerprint(files), "layout": TASKS[name].plain(),
         **of_checkpoint(settled.finetune_from_model),
     }  # fmt: skip
 
@@ -149,32 +153,37 @@ def train(settled: Settled, about: Record, data: str, processes: int, gpus: int,
     check_environment(processes)
     folder, symbols = Path(settled.save_dir).resolve(), read_symbols(folders_of(data)[0])
     try:
-        with stoppable(), pace.told(yes):
+        with stoppable():
             updates = length_of(settled, data, symbols, processes)
             place = join(gpus, settled.cpu, processes)
             on_cpu = place.device.type == "cpu"
-            run = Run(about, folder, place.rank == 0, DEFAULTS, on_cpu)
+            run = TrainRun(about, folder, place.rank == 0)
+            run.begin(DEFAULTS, on_cpu)
             place.wait()  # the first has tidied up the folder
-            start, checkpoint = newest(folder)
+            start, _ = newest(folder)
             finished = run.earlier and run.earlier.state == "finished"
             if finished and (start >= updates or run.earlier.budget == about.budget):  # even if only the model is left
                 logger.warning(f"{folder} holds the finished run already: nothing to train")
-                record.unlock(folder)
+                run.unlock()
                 return
-            if finished and not checkpoint:
-                record.unlock(folder)
-                raise ValueError(
-                    f"{folder} holds a finished run, but no checkpoint-N to continue it from; choose another folder"
-                )
-            if start > updates:
-                record.unlock(folder)
-                raise ValueError(f"{folder} has {start} updates already; valid: at least {start}, or another folder")
+            try:
+                if finished and not start:
+                    raise ValueError(
+                        f"{folder} holds a finished run, but no checkpoint-N to go on from; choose another folder"
+                    )
+                if start > updates:
+                    raise ValueError(f"{folder} has {start} updates; valid: at least {start}, or another folder")
+                start, checkpoint = newest_whole(folder)
+            except ValueError:
+                run.unlock()
+                raise
+            run.go_on(start)
+            timeout = SECONDS_WITHOUT_PROGRESS if processes > max(gpus, 1) else 0
+            run.progress = Progress(updates, on_cpu, run.writes, yes, timeout, note=run.note_stall)
             about.versions |= {name: metadata.version(name) for name in ("transformers", "safetensors")}
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint
                     kind = Finetuning if settled.command == FINETUNE else Pretraining
-                    if run.writes:
-                        pace.expect(updates, on_cpu)
                     kind(settled, data, symbols, run, place, updates, start).train(checkpoint)
                 if run.writes and settled.command == PRETRAIN:
                     publish(newest(folder)[1], folder)

@@ -33,10 +33,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ..common import pace, rates, stop
+from ..common import rates, stop
 from ..common.adamw import AdamW
+from ..common.folder import PARTIAL, naming, write_atomically
 from ..common.prepared import tokenizer_files
-from ..common.record import STOPPED, write_atomically
+from ..common.record import STOPPED
 from ..common.safe_load import load_safely
 from ..config import FINETUNE
 from ..data.batches import Batches
@@ -44,7 +45,7 @@ from ..data.loader import loader
 from ..data.masks import UNMASKED
 from ..data.splits import folders_of
 from ..positions import parameter_groups
-from .run import OPTIMIZER, PARTIAL, STATE, Run, keep, publish, put_in_place, seal
+from .run import OPTIMIZER, STATE, WEIGHTS, TrainRun, keep, publish, put_in_place
 from .settle import Settled
 from .trackers import trackers
 
@@ -127,7 +128,7 @@ class Loop:
     collate: Callable
 
     def __init__(
-        self, recipe: Settled, data: str, symbols: list[str], run: Run, place: Place, updates: int, start: int
+        self, recipe: Settled, data: str, symbols: list[str], run: TrainRun, place: Place, updates: int, start: int
     ):  # fmt: skip
         self.recipe, self.run, self.place = recipe, run, place
         self.updates, self.start, self.done = updates, start, start
@@ -161,7 +162,7 @@ class Loop:
 
     def train(self, checkpoint: Path | None) -> None:
         """From a checkpoint, or from the start. Raises SystemExit if a signal stops it, FloatingPointError if the loss
-        or the weights are not finite, ValueError if the disk is full."""
+        or the weights are not finite, OSError if the disk is full."""
         if checkpoint:
             self.load(checkpoint)
         batches = iter(loader(self.dataset, self.batches, self.recipe.num_workers, self.collate))
@@ -169,6 +170,7 @@ class Loop:
         while self.done < self.updates:
             self.update([next(batches) for _ in range(self.batches.steps)])
             self.run.reach(self.done)
+            self.run.progress.move()
             logs, validates, saves = self.due()
             if logs:
                 self.note()
@@ -182,7 +184,7 @@ class Loop:
     def update(self, samples: list[dict]) -> None:
         """One update of the weights, by the batches of this process. A signal stops training before any of them."""
         stop.begin(self.done)
-        pace.begin(self.done, len(samples))
+        self.run.progress.begin(self.done, len(samples))
         torch.manual_seed(self.recipe.seed + self.done)  # of dropout
         count = torch.tensor(sum(len(sample["labels"]) for sample in samples), device=self.place.device)
         count = self.place.summed(count).clamp(min=1)
@@ -196,7 +198,7 @@ class Loop:
                 loss = total / count * self.place.processes  # the wrappers take the mean over processes
                 self.scaler.scale(loss).backward()
             self.sums += torch.stack([total.detach().double(), total.new_tensor(len(sample["labels"])).double()])
-            pace.passed()
+            self.run.progress.passed()
         rate = self.recipe.lr[0] * self.factor(self.done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -256,13 +258,12 @@ class Loop:
         if math.isfinite(norm):  # else --fp16 left the update out
             values["grad_norm"] = norm
         self.tell("train", values)
-        pace.spoke()
+        self.run.progress.spoke()
         speed = (self.done - self.start) / max(time.monotonic() - self.began, 1e-9)
-        left = round((self.updates - self.done) / max(speed, 1e-9))
         if self.run.writes:
             logger.info(
                 f"update {self.done}/{self.updates}: loss {loss:.3f}, gradient norm {norm:.3f}, lr "
-                f"{self.rate:.4g}, {speed:.2f} updates/s, {left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"
+                f"{self.rate:.4g}, {speed:.2f} updates/s, {self.run.progress.time_left(self.done)} left"
             )
 
     def tell(self, kind: str, values: dict[str, float]) -> None:
@@ -280,7 +281,7 @@ class Loop:
             if self.run.writes:
                 said = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
                 logger.info(f"update {self.done}: {said} on {split!r}")
-        pace.spoke()
+        self.run.progress.spoke()
 
     def scores_of(self, split: str, dataset: Any) -> dict[str, float]:
         """Of a split, which the run's record gets too."""
@@ -295,6 +296,7 @@ class Loop:
         sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)
         for sample in loader(dataset, batches[rank::processes], collate=self.collate):
             loss, predictions = self.losses_of(sample)
+            self.run.progress.move()
             sums += torch.stack([loss.double(), loss.new_tensor(len(sample["labels"])).double()])
             if predictions is not None:
                 found.update(zip(sample["rows"], predictions.tolist(), strict=False))
@@ -313,7 +315,7 @@ class Loop:
 
     def save(self) -> None:
         """Write a checkpoint, which is there whole or not at all: a Hugging Face folder, with the state of training
-        beside the model. Raises ValueError if the disk is full."""
+        beside the model. Raises OSError if the disk is full."""
         self.check_finite()
         weights = get_model_state_dict(self.wrapped, options=WHOLE)
         state = {
@@ -322,38 +324,36 @@ class Loop:
         }
         if self.run.writes:
             path = self.run.folder / f"checkpoint-{self.done}"
+            begun = Path(f"{path}{PARTIAL}")
             try:
-                self.write(path, weights, state)
-            except Exception as error:  # of torch and safetensors, where a disk is full, of many kinds
-                if "No space left" not in str(error) and shutil.disk_usage(self.run.folder).free > 2**20:
-                    raise
-                shutil.rmtree(self.run.folder / PARTIAL / path.name, ignore_errors=True)
-                unchanged = "existing checkpoints are unchanged"
-                raise ValueError(f"{path} cannot be written: the disk is full; {unchanged}") from error
+                with naming(path):
+                    self.write(begun, weights, state)
+                    shutil.rmtree(path, ignore_errors=True)  # of a run that started over, or damaged
+                    put_in_place(begun, path)
+            finally:
+                shutil.rmtree(begun, ignore_errors=True)
+            keep(self.run.folder, *self.keeps)
+        self.run.progress.move()
         self.saved, self.is_best = self.done, False
         self.place.wait()
 
-    def write(self, path: Path, weights: dict, state: dict) -> None:
-        partial = self.run.folder / PARTIAL / path.name
-        shutil.rmtree(path, ignore_errors=True)  # of a run that started over
-        partial.mkdir(parents=True)
+    def write(self, folder: Path, weights: dict, state: dict) -> None:
+        """Write the files of a checkpoint into a new folder."""
+        folder.mkdir()
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
         weights = {name: value.contiguous() for name, value in weights.items() if name not in tied}
-        self.model.config.save_pretrained(partial)
-        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        self.model.config.save_pretrained(folder)
+        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         for name, content in self.files.items():
-            write_atomically(partial / name, content)
-        torch.save(state, partial / OPTIMIZER)
-        write_atomically(partial / STATE, json.dumps({"updates": self.done, "log": self.log}, allow_nan=False))
+            write_atomically(folder / name, content)
+        torch.save(state, folder / OPTIMIZER)
+        write_atomically(folder / STATE, json.dumps({"updates": self.done, "log": self.log}, allow_nan=False))
         if self.is_best:
-            publish(partial, self.run.folder)
-        seal(partial)
-        put_in_place(partial, path)
-        keep(self.run.folder, *self.keeps)
+            publish(folder, self.run.folder)
 
     def load(self, checkpoint: Path) -> None:
         """Go on from a checkpoint: tensors and plain data alone, nothing of a file is run."""
-        weights = load_file(checkpoint / "model.safetensors")
+        weights = load_file(checkpoint / WEIGHTS)
         options = StateDictOptions(full_state_dict=True, strict=False)  # a tied weight is there once
         lacking = set_model_state_dict(self.wrapped, weights, options=options)
         assert not lacking.unexpected_keys, lacking

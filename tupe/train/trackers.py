@@ -3,11 +3,13 @@
 import importlib.util
 from collections.abc import Callable
 
-from .run import Run
+from .run import TrainRun
 from .settle import Settled
 
 
-def trackers(recipe: Settled, run: Run) -> list[tuple[Callable[[dict[str, float], int], object], Callable[[], object]]]:
+def trackers(
+    recipe: Settled, run: TrainRun
+) -> list[tuple[Callable[[dict[str, float], int], object], Callable[[], object]]]:
     """(to be called with what is logged after an update, to be called at the end) of each program that a run reports
     to."""
     found: list = []

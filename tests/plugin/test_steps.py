@@ -1,16 +1,23 @@
-"""Training that a signal stops: one process here, two in a test of `tupe pretrain --gpus 2`."""
+"""Training that a signal stops (one process here, two in test_worker), and what else follows its updates."""
 
+import logging
 import multiprocessing
 import os
+import re
 import signal
+import time
 from unittest import mock
 
 import pytest
 import torch
-from helpers import load, pretrain_arguments, train
+from fairseq.trainer import Trainer
+from helpers import fork, load, pretrain_arguments, train
 
-from tupe.common.record import STOPPED, read, state_of
+from tupe.common import progress
+from tupe.common.options import Refusal
+from tupe.common.record import DIVERGED, STALLED, STOPPED, read, state_of
 from tupe.common.stop import SIGNALS, is_at
+from tupe.plugin import worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
 
 
@@ -18,10 +25,10 @@ from tupe.plugin.masked_lm import TupeMaskedLMTask
 def whole(data, tmp_path_factory):
     """(folder, losses) of an undisturbed run of three epochs of 4 updates and a bit; an update takes three passes."""
     folder = tmp_path_factory.mktemp("whole")
-    return folder, train(arguments(data, folder))
+    return folder, train(in_passes(data, folder))
 
 
-def arguments(data, folder, *more):
+def in_passes(data, folder, *more):
     passes = ["--batch-size=2", "--update-freq=3"]
     return pretrain_arguments(data, folder, "--num-workers=1", "--save-interval-updates=5", *passes, *more)
 
@@ -70,7 +77,7 @@ def test_a_stopped_run_loses_nothing_and_resumes_exactly(data, whole, tmp_path, 
     usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
     before = signal.signal(number, usual)  # ignored where the tests run in the background
     handlers = [signal.getsignal(n) for n in SIGNALS]
-    assert stop(arguments(data, tmp_path), update, number, passes) == (STOPPED, 0)
+    assert stop(in_passes(data, tmp_path), update, number, passes) == (STOPPED, 0)
     assert [signal.getsignal(n) for n in SIGNALS] == handlers
     signal.signal(number, before)
     state = load(tmp_path / "checkpoint_last.pt")
@@ -78,16 +85,61 @@ def test_a_stopped_run_loses_nothing_and_resumes_exactly(data, whole, tmp_path, 
     run = read(tmp_path)
     assert state_of(tmp_path) == "open" and run.failure == {"reason": "stopped by a signal", "status": STOPPED}
     assert [entry["num_updates"] for entry in run.scores] == [n for _, n in scored if n <= done]
-    assert train(arguments(data, tmp_path)) == losses[done:]
+    assert train(in_passes(data, tmp_path)) == losses[done:]
     assert read(tmp_path).scores == read(folder).scores and state_of(tmp_path) == "finished"
     for key, value in load(folder / "checkpoint_last.pt")["model"].items():
         assert torch.equal(load(tmp_path / "checkpoint_last.pt")["model"][key], value)
 
 
 def test_a_signal_in_the_first_update_leaves_nothing_behind(data, tmp_path):
-    assert stop(arguments(data, tmp_path), 1, signal.SIGTERM) == (STOPPED, 0)
+    assert stop(in_passes(data, tmp_path), 1, signal.SIGTERM) == (STOPPED, 0)
     assert not list(tmp_path.glob("*.pt")) and state_of(tmp_path) == "open"
 
 
 def test_an_interval_of_0_is_never():
     assert [n for n in range(1, 7) if is_at(n, 3)] == [3, 6] and not is_at(3, 0)
+
+
+# ------------------------------------------------------------------------------------------------- losses and progress
+
+
+def arguments(data, folder, *more):
+    return pretrain_arguments(data, folder, "--num-workers=0", "--max-update=8", *more)
+
+
+def test_a_run_that_diverges_has_its_own_status(data, tmp_path):
+    with pytest.raises(Refusal, match="training failed: FloatingPointError: ") as refusal:
+        worker.train(worker.parsed([*arguments(data, tmp_path), "--lr=[1e38]"]))  # which `tupe` refuses
+    assert refusal.value.exit_code == DIVERGED and state_of(tmp_path) == "failed"
+    failure = read(tmp_path).failure
+    assert failure["status"] == DIVERGED and failure["reason"].startswith("diverged: ")
+
+
+def test_a_run_whose_loss_jumps(data, tmp_path, monkeypatch):
+    """A rate that rises until the model is lost; without the option nobody minds."""
+    monkeypatch.setattr(progress, "IN_A_ROW", 3)
+    rising = ["--lr=[3]", "--warmup-updates=8"]
+    assert len(train(arguments(data, tmp_path / "unwatched", *rising))) == 8
+    with pytest.raises(FloatingPointError, match="3 updates in a row are more than 1 above"):
+        train(arguments(data, tmp_path / "watched", *rising, "--stop-at-jump=1"))
+    assert "the loss jumped" in read(tmp_path / "watched").failure["reason"]
+
+
+def test_a_process_that_hangs_ends_itself(data, tmp_path):
+    def run():
+        with mock.patch.object(Trainer, "_reduce_and_log_stats", lambda *args: time.sleep(600)):
+            worker.train(worker.parsed(arguments(data, tmp_path, "--heartbeat-timeout=1")))
+
+    process = fork(run, "tupe")
+    process.join()
+    assert process.exitcode == STALLED and state_of(tmp_path) == "failed"
+    assert re.fullmatch(r"no progress for 1 s, in <lambda> \(.*test_steps.py:\d+\)", read(tmp_path).failure["reason"])
+
+
+def test_progress_lines_without_a_terminal_show_the_time_left(data, tmp_path, caplog, capfd):
+    with caplog.at_level(logging.INFO):
+        worker.train(worker.parsed(arguments(data, tmp_path, "--log-format=tqdm")))
+    lines = [record.getMessage() for record in caplog.records if record.name == "train_inner"]
+    assert len(lines) == 8 and all(re.search(r", left=0:00:\d\d", line) for line in lines[1:])
+    written = capfd.readouterr()
+    assert "\r" not in written.out + written.err and "it/s" not in written.out + written.err

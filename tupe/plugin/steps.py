@@ -1,7 +1,8 @@
-"""Stopping on request: a signal makes training drop the update that it is in the middle of, save a checkpoint of the
-last whole one without validating, and exit with `record.STOPPED`. Resuming is exact: the dropped batches come again.
+"""What this package adds to the steps of fairseq's trainer and of its loop.
 
-fairseq's trainer takes the batches of an update from a list, one before each pass. Here that list ends training.
+A signal makes training drop the update that it is in the middle of, save a checkpoint of the last whole one without
+validating, and exit with `record.STOPPED`. Resuming is exact: the dropped batches come again. fairseq's trainer takes
+the batches of an update from a list, one before each pass; here that list ends training.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +15,9 @@ from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig
 
-from ..common import pace, stop
+from ..common import stop
 from ..common.record import STOPPED
+from . import run
 
 
 class Dropped(BaseException):
@@ -32,41 +34,58 @@ class Passes(list):
             if not stop.goes_on(self.together or number == len(self)):
                 raise Dropped
             yield sample
-            pace.passed()
+            if active := run.active():
+                active.progress.passed()
 
 
 _dropped = False  # whether the last update was
 _position = 0, 0  # (epoch, batches of it) after the last whole update
-_saved = None  # the number of updates at the last checkpoint
 
 
 def train_step(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
     """None for an update that is dropped, as fairseq's own for one without a result."""
     global _dropped
+    active = run.active()
     stop.begin(trainer.get_num_updates())
-    pace.begin(trainer.get_num_updates(), len(samples))
+    if active:
+        active.progress.begin(trainer.get_num_updates(), len(samples))
     passes = Passes(samples[:])  # those of an update that --amp repeats, too
     passes.together = trainer.is_fsdp
     try:
-        return original(trainer, passes, *args, **kwargs)
+        output = original(trainer, passes, *args, **kwargs)
     except Dropped:
         if stop.is_at_start(trainer.get_num_updates()):
             raise SystemExit(STOPPED) from None
         _dropped = True
         return None
+    if active:
+        active.progress.follow(None if output is None else output["loss"])
+        active.reach(trainer.get_num_updates())
+    return output
 
 
-def save_checkpoint(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
-    global _saved
-    saved = original(trainer, *args, **kwargs)
-    _saved = trainer.get_num_updates()
-    return saved
+def with_progress(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
+    """A step of the trainer that takes a while: the process does not hang."""
+    done = original(trainer, *args, **kwargs)
+    if active := run.active():
+        active.progress.move()
+    return done
+
+
+def training_stats(stats: dict, original: Callable) -> dict:
+    """What a progress line says, with the time left of this process's run."""
+    left = None
+    if active := run.active():
+        active.progress.spoke()
+        left = active.progress.time_left(stats["num_updates"])
+    return {**original(stats), **({"left": left} if left else {})}
 
 
 def validate_and_save(
     cfg: DictConfig, trainer: Trainer, task: FairseqTask, epoch_itr: EpochBatchIterator, valid_subsets: list,
     end_of_epoch: bool, *, original: Callable,
 ) -> tuple[list, bool]:  # fmt: skip
+    """fairseq's; after an update that was dropped, all processes save the last whole one and exit."""
     global _dropped, _position
     if not _dropped:
         found = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
@@ -75,8 +94,7 @@ def validate_and_save(
     _dropped = False
     epoch, batches = _position
     epoch_itr._cur_epoch_itr.n = batches if epoch == epoch_itr.epoch else 0
-    if _saved != trainer.get_num_updates():
-        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+    checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
     if trainer.data_parallel_world_size > 1:  # the first to exit would have torchrun end the one that still saves
         torch.distributed.barrier()
     raise SystemExit(STOPPED)
