@@ -99,9 +99,7 @@ class Training:
     warmup_updates: int = option(
         0, "lr_scheduler", "Updates in which the learning rate rises.", UPDATES, of=(PRETRAIN,)
     )
-    warmup_ratio: float = option(
-        0.06, "lr_scheduler", "The share of updates in which the rate rises.", (0.0, 0.99), transformers=(FINETUNE,)
-    )
+    warmup_ratio: float = option(0.06, "lr_scheduler", "The share of updates in which the rate rises.", (0.0, 0.99))
     total_num_update: int = option(
         10**6, "lr_scheduler", "The update at which the decay ends.", COUNT, none=0, of=(PRETRAIN,)
     )
@@ -111,9 +109,7 @@ class Training:
     end_learning_rate: float = option(0.0, "lr_scheduler", "The learning rate at the end of the decay.", RATE)
     power: float = option(1.0, "lr_scheduler", "The power of the decay.", RATE)
     save_dir: str = option("checkpoints", "checkpoint", "The folder of the run: --output.", record=APART)
-    finetune_from_model: str = option(
-        "", "checkpoint", "The checkpoint to start from.", transformers=(FINETUNE,), record=APART
-    )
+    finetune_from_model: str = option("", "checkpoint", "The checkpoint to start from, file or folder.", record=APART)
     restore_file: str = option("checkpoint_last.pt", "checkpoint", "The checkpoint to go on from.", transformers=())
     save_interval_updates: int = option(
         0, "checkpoint", "Updates between checkpoints.", UPDATES, of=(PRETRAIN,), record=CHANGES

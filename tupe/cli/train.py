@@ -3,7 +3,6 @@ are read and the memory allocator is chosen: a mistake is refused at once."""
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,7 @@ engine = click.option("--engine", type=click.Choice(list(ENGINES)), default="fai
 def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     """Train a masked language model or an ELECTRA, from scratch as the paper does, or further:
 
-    tupe pretrain --recipe pretrain_further --finetune-from-model FILE --data DATA --output DIR
+    tupe pretrain --recipe pretrain_further --finetune-from-model CHECKPOINT --data DATA --output DIR
 
     An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
     precision is --fp16; --amp or --autocast bf16 choose another.
@@ -146,7 +145,7 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
     if not machine["dry_run"]:
         check_checkpoint(checkpoint)
         check_data(data, settings, task)
-    start(settings, data, machine, engine, checkpoint)
+    start(settings, data, machine, engine)
 
 
 # ------------------------------------------------------------------------------------------------ before torch is there
@@ -243,18 +242,15 @@ def check_folder(folder: Path, settings: Settings) -> None:
 
 
 def start(
-    settings: Settings, data: Path, machine: dict, engine: str = "fairseq", checkpoint: Path | None = None
+    settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
 ) -> None:  # fmt: skip
-    """Train. machine: the options of `launcher`; checkpoint: what a fine-tuning starts from."""
+    """Train. machine: the options of `launcher`."""
     machine = {name: value for name, value in machine.items() if name != "outer_options"}
     use_allocator(machine.pop("allocator"))  # starts the process again if torch is not there yet
     options.run_own_files()
     check_with_torch(settings, machine)
     launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
-    as_it_is = checkpoint is None or engine == "transformers" or machine["dry_run"]
-    with console.logged(), nullcontext(checkpoint) if as_it_is else file_of(checkpoint) as file:
-        if file is not None:
-            settings.values["checkpoint.finetune_from_model"] = str(file)
+    with console.logged():
         launch(settings, data, **machine)
 
 
@@ -270,13 +266,3 @@ def check_with_torch(settings: Settings, machine: dict) -> None:
         import torch
 
         settings.choose_precision(machine["gpus"] != 0 and torch.cuda.is_available())
-
-
-def file_of(checkpoint: Path) -> AbstractContextManager[Path]:
-    """The file for fairseq to train from, of a Hugging Face folder too."""
-    if not checkpoint.is_dir():
-        return nullcontext(checkpoint)
-    with options.quiet_imports():
-        from ..checkpoints.files import as_file
-
-    return as_file(checkpoint)

@@ -34,7 +34,7 @@ from ..data.blocks import fingerprint_of
 from ..data.splits import folders_of
 from . import watch
 from .model import load_scheme_files
-from .pretrained import adopt_structure, check_resumable, variant
+from .pretrained import adopt_structure, check_resumable, publish_model, variant
 from .saving import LAST, remove_partial, resume_from_newest
 from .schedule import SCHEDULE, count_updates
 from .settings import RESTORE, settings
@@ -249,6 +249,7 @@ class ActiveRun(Active):
         if options.no_save:
             (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq writes it when a run diverges
         if error is None and self.is_complete():
+            publish_model(self.folder, self.config.task.data)
             self.record.end()
         elif error is None and self.record.metrics:
             self.record.end("stopped before its last epoch was scored: see its log")
@@ -295,6 +296,7 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> ActiveRun | 
     if run.is_finished(run.earlier):
         config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
         if run.writes:
+            publish_model(run.folder, config.task.data)
             _last_words = f"{run.folder} holds the finished run already: nothing to train"
             if run.earlier and run.earlier.state != "finished":  # it was killed after its last checkpoint
                 run.earlier.end()

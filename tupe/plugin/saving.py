@@ -5,7 +5,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,36 @@ from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
 
-from ..checkpoints.files import PARTIAL, written_whole
 from ..checkpoints.gate import read_checkpoint
 from ..common.record import corruption_in
 from ..common.safe_load import num_updates
 from ..config import flag
+from .pretrained import as_checkpoint
 
 logger = logging.getLogger("tupe.launch")
+
+PARTIAL = ".tmp"  # fairseq's name for files that it has begun to write
+
+
+@contextmanager
+def written_whole(path: str | Path) -> Iterator[Any]:
+    """A file to write, which is on the disk and then replaces `path` if nothing fails, and is deleted otherwise.
+    Readers see the old file or the new one, also after a power failure. Raises ValueError with one line."""
+    partial = Path(f"{path}.{os.getpid()}{PARTIAL}")  # two processes may write the same file
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except Exception as error:
+        full = shutil.disk_usage(partial.parent).free < 2**20
+        with suppress(OSError):  # of a read-only disk
+            partial.unlink(missing_ok=True)
+        if not isinstance(error, (OSError, RuntimeError)):  # RuntimeError: of torch, when it cannot write
+            raise
+        reason = "the disk is full" if full else str(error).partition("\n")[0]
+        raise ValueError(f"{path} cannot be written: {reason}; existing checkpoints are unchanged") from error
 
 
 def save(state: Any, path: str, async_write: bool = False) -> None:
@@ -40,9 +64,13 @@ def copy(source: str, path: str, overwrite: bool = True) -> str:
 
 
 class Paths(PathManager):
-    """fairseq's, but for `copy`."""
+    """fairseq's, but for `copy`, and that a folder with a model is a file to load."""
 
     copy = staticmethod(copy)
+
+    @staticmethod
+    def isfile(path: str) -> bool:
+        return PathManager.isfile(path) or Path(path, "config.json").is_file()
 
 
 def remove_partial(folder: Path) -> None:
@@ -163,9 +191,10 @@ _trained = None  # the architecture of the run that reads a checkpoint to go on 
 def load_checkpoint_to_cpu(
     path: str, arg_overrides: Mapping[str, Any] | None = None, load_on_all_ranks: bool = False
 ) -> dict:
-    """fairseq's, through the gate."""
+    """fairseq's, through the gate; of a folder of transformers too."""
     try:
-        state = read_checkpoint(PathManager.get_local_path(path), trained=_trained)
+        file = PathManager.get_local_path(path)
+        state = as_checkpoint(file) if Path(file).is_dir() else read_checkpoint(file, trained=_trained)
     except ValueError as error:
         raise NotAdmitted(str(error)) from None
     state["cfg"] = OmegaConf.create(state["cfg"])

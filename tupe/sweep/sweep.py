@@ -18,17 +18,16 @@ KEPT = (record.NAME, "train.log", "lock", "predictions")  # of the folder of a f
 
 def keep_best_checkpoint(sweep: Sweep, job: runner.Job, state: str) -> None:
     """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best of its task, if wanted,
-    beside the runs of that task: as checkpoint_best.pt, or of transformers in the folder best."""
+    beside the runs of that task, in the folder best."""
     if sweep.recipe != "finetune":
         return
-    checkpoint, place = job.folder / "checkpoint_best.pt", job.folder.parent
-    if sweep.common.get("--engine") == "transformers":
-        checkpoint = job.folder / "best"
-        model = [path for path in job.folder.glob("*") if path.is_file() and path.name not in KEPT]
-        if state == "finished" and model:
-            checkpoint.mkdir(exist_ok=True)
-            for path in model:
-                path.replace(checkpoint / path.name)
+    checkpoint, place = job.folder / "best", job.folder.parent
+    files = [path for path in job.folder.glob("*") if path.is_file() and path.suffix != ".pt"]
+    model = [path for path in files if path.name not in KEPT]
+    if state == "finished" and model:
+        checkpoint.mkdir(exist_ok=True)
+        for path in model:
+            path.replace(checkpoint / path.name)
     if sweep.keep_best and state == "finished":
         metric, score = record.read(job.folder).best()
         best = place / "best.json"

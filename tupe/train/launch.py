@@ -32,7 +32,6 @@ from ..data.blocks import Blocks, fingerprint_of
 from ..data.glue import TASKS, check_glue, glue_name
 from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of, read_symbols
 from ..positions import load_scheme_file
-from .pretrained import of_checkpoint
 from .run import Run, differences, newest, publish
 from .settle import Settled, settle
 
@@ -102,6 +101,8 @@ def new_record(settled: Settled, data: str, symbols: list[str], processes: int) 
         check_split(prefix, len(symbols))
     budget = {name: settled[name] for name in ("max_epoch", "max_update") if settled[name] > 0}
     about |= {"data": record.fingerprint(files), "left_out": dict.fromkeys(names, 0.0)}
+    if settled["finetune_from_model"]:
+        about |= start_of(settled, first)
     return Record(task="masked_lm", budget=budget, splits=splits, **about)
 
 
@@ -111,13 +112,19 @@ def of_glue(settled: Settled, data: Path) -> dict:
     used = (settled["train_subset"], *splits)
     for split in used:
         check_glue(data / name, split, labelled=True)
-    check_dictionary(read_model(settled["finetune_from_model"], mmap=True).weights, data / "dict.txt")
     files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
         "task": name, "budget": {"max_epoch": settled["max_epoch"]}, "splits": splits,
         "metrics": list(TASKS[name].metrics), "data": record.fingerprint(files), "layout": TASKS[name].plain(),
-        **of_checkpoint(settled["finetune_from_model"]),
+        **start_of(settled, data),
     }  # fmt: skip
+
+
+def start_of(settled: Settled, data: Path) -> dict:
+    """What the record says of the model to start from. Raises ValueError if the data has another dictionary."""
+    trained = read_model(settled["finetune_from_model"], mmap=True)
+    check_dictionary(trained.weights, data / "dict.txt")
+    return trained.origin()
 
 
 def train(

@@ -104,7 +104,7 @@ def parallel(model: nn.Module, place: Place, sharded: bool) -> nn.Module:
 
 def rate_of(recipe: Settled, updates: int) -> Callable[[int], float]:
     """Number of updates done -> factor of the learning rate. updates: of the whole run."""
-    if recipe.command == FINETUNE:
+    if recipe["lr_scheduler"] == "polynomial_decay_ratio":
         warmup, total = round(recipe["warmup_ratio"] * updates), updates
     else:
         warmup, total = recipe["warmup_updates"], recipe["total_num_update"]

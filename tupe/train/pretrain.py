@@ -1,9 +1,12 @@
 """Masked-LM pre-training by the second engine, with the numbers of the first."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
+from ..checkpoints.trained import read_model
 from ..configuration_tupe import NAMES, TupeConfig
 from ..data.batches import held_out
 from ..data.blocks import Blocks
@@ -34,14 +37,18 @@ class ForPretraining(TupeForMaskedLM):
 ForPretraining.__name__ = TupeForMaskedLM.__name__  # what config.json calls it
 
 
-def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False) -> ForPretraining:
-    """A model with the weights that the first engine gives it for this seed."""
+def new_model(
+    config: ModelConfig, types: int, seed: int, compiles: bool = False, start: str = ""
+) -> ForPretraining:  # fmt: skip
+    """A model with the weights that the first engine gives it for this seed, or those of the checkpoint `start`."""
     torch.manual_seed(seed)
     encoder, head = Encoder(types, 1, 2, config), LMHead(config.width, types, config=config)
     options = {theirs: getattr(config, ours) for ours, theirs in NAMES.items()}
     model = ForPretraining(TupeConfig(vocab_size=types, architectures=["TupeForMaskedLM"], **options))
     model.tupe.encoder.load_state_dict(encoder.state_dict())
     model.lm_head.load_state_dict(head.state_dict())
+    if start:
+        model.load_state_dict(replace(read_model(start), config=config).model().state_dict())
     encoder = model.tupe.encoder
     encoder.config.places, encoder.attention_backend = config.places, config.attention
     encoder.checkpoint_activations = config.checkpoint_activations
@@ -67,7 +74,7 @@ class Pretraining(Training):
         for split, part in {recipe["train_subset"]: masked, **splits}.items():
             if not any((part[1, i][1] != IGNORED).any() for i in range(len(part))):  # as a rule, the first one has some
                 raise ValueError(f"{data}: {split!r} has too little text: none of its tokens is masked")
-        model = new_model(recipe.model, len(symbols), seed, recipe["compile"])
+        model = new_model(recipe.model, len(symbols), seed, recipe["compile"], recipe["finetune_from_model"])
         super().__init__(model, masked, splits, collate, recipe, data, longest, run, place, updates, start)
 
     def scores_of(self, split: str, dataset: MaskedBlocks) -> dict:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ..checkpoints.trained import read_model
 from ..common.architectures import ELECTRA, architecture_of, named, plain_options, preset, split_size
 from ..common.options import did_you_mean
-from ..common.recipes import ARCH, MODEL, Settings
+from ..common.recipes import ARCH, FROM_CHECKPOINT, MODEL, Settings
 from ..config import FINETUNE, PLACES, PRETRAIN
 from ..model_config import FREE, ModelConfig, names_in
 
@@ -23,8 +23,8 @@ SAME = {  # valid names, all of which compute the same numbers here
 VALID = {
     PRETRAIN: {
         **SAME, "task._name": ("tupe_masked_lm",), "criterion._name": ("masked_lm", "masked_lm_chunked"),
-        "lr_scheduler._name": ("polynomial_decay", "constant_cooldown"), "task.sample_break_mode": ("complete",),
-        "task.long_sentences": ("cut",),
+        "lr_scheduler._name": ("polynomial_decay", "constant_cooldown", "polynomial_decay_ratio"),
+        "task.sample_break_mode": ("complete",), "task.long_sentences": ("cut",),
     },
     FINETUNE: {
         **SAME, "task._name": ("glue",), "criterion._name": ("glue",),
@@ -71,17 +71,20 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     for place, valid in VALID[command].items():
         if place in values and values[place] not in valid:
             raise ValueError(f"{place}={values[place]}: valid with --engine transformers: {', '.join(valid)}")
-    if command == PRETRAIN:
-        architecture, config = values[ARCH], {}
-    else:
-        if not (checkpoint := values.get("checkpoint.finetune_from_model")):
-            raise ValueError("--checkpoint: give the model to start from")
-        known = read_model(checkpoint, mmap=True).config
-        config = {name: getattr(known, name) for name in names_in("hugging_face")}
-        architecture = architecture_of(known)
+    architecture, config, known, of_model = values[ARCH], {}, None, {}
+    if checkpoint := values.get("checkpoint.finetune_from_model"):
+        known = read_model(checkpoint, mmap=True)
+    elif command == FINETUNE or architecture == FROM_CHECKPOINT:
+        flag = "--checkpoint" if command == FINETUNE else "--finetune-from-model"
+        raise ValueError(f"{flag}: give the model to start from")
+    if command == FINETUNE:
+        config = {name: getattr(known.config, name) for name in names_in("hugging_face")}
+    if command == FINETUNE or architecture == FROM_CHECKPOINT:
+        architecture = architecture_of(known.config)
+        of_model = {name: value for name, value in vars(known.config).items() if name not in FREE}
     shares_held_out_text = "dataset.batch_size_valid" not in values
     settings.split(processes, micro_batch_size)
-    of_architecture = _of_model(preset(architecture))
+    of_architecture = _of_model({**preset(architecture), **of_model})
     values = {place: of_architecture.get(place, value) for place, value in defaults.items()} | values
     settings = replace(settings, values=values)
     settings.choose_precision(gpus > 0)
@@ -90,7 +93,17 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     if len(settings["lr"]) != 1 or len(settings["update_freq"]) != 1:
         raise ValueError("--lr, --update-freq: one number for each epoch is for --engine fairseq; give one")
     _count_held_out_text(values, shares_held_out_text, processes)
+    if known and command == PRETRAIN:
+        values["model.max_positions"] = known.longest(settings["tokens_per_sample"])
     model = ModelConfig(**{**config, **{ours: values[place] for place, ours in MODEL.items() if place in values}})
+    theirs = {ours: place.partition(".")[2] for place, ours in MODEL.items()}
+    if known and command == PRETRAIN:
+        pairs = {theirs[name]: (value, getattr(model, name)) for name, value in vars(known.config).items()}
+        structure = {theirs[name] for name in theirs if name not in FREE}
+        wrong = [f"{name}={old} in the checkpoint, {new} here" for name, (old, new) in pairs.items()
+                 if name in structure and old != new]  # fmt: skip
+        if wrong:
+            raise ValueError(f"the model contradicts the checkpoint {checkpoint}: {'; '.join(wrong)}")
     if command == PRETRAIN:
         values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")}
         architecture = named(architecture, model.position, model.cls)
@@ -99,7 +112,6 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
             raise ValueError(f"sequences of {length} tokens: the model has {longest} positions")
     values.pop(ARCH)
     plain = plain_options(architecture)
-    theirs = {ours: place.partition(".")[2] for place, ours in MODEL.items()}
     differs = {theirs[name]: value for name, value in vars(model).items() if str(value) != str(plain[name])}
     free = {theirs[name] for name in FREE}
     variant = ", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in free)
@@ -121,15 +133,18 @@ def _count_held_out_text(values, shares, processes):
 
 def _check_schedule(settings):
     """Raise ValueError for what fairseq's schedule of the same name does not take."""
-    name = settings["lr_scheduler"]
-    is_constant = name == "constant_cooldown"
-    for place in ("lr_scheduler.power", "lr_scheduler.end_learning_rate") if is_constant else (
-        "lr_scheduler.cooldown_updates",
-    ):  # fmt: skip
+    name, ends = settings["lr_scheduler"], {"power", "end_learning_rate"}
+    own = {
+        "polynomial_decay": {*ends, "warmup_updates", "total_num_update"},
+        "constant_cooldown": {"warmup_updates", "cooldown_updates", "total_num_update"},
+        "polynomial_decay_ratio": {*ends, "warmup_ratio"},
+    }
+    for option in sorted(set().union(*own.values()) - own[name]):
+        place = f"lr_scheduler.{option}"
         if settings.values[place] != PLACES[place].default:
             raise ValueError(f"{place}={settings.values[place]}: {name} has no such option")
     warmup, cooldown, total = (settings[name] for name in ("warmup_updates", "cooldown_updates", "total_num_update"))
-    if is_constant and warmup + cooldown > total:
+    if name == "constant_cooldown" and warmup + cooldown > total:
         raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
 
 
