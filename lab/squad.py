@@ -29,7 +29,7 @@ from transformers import (
 import tupe.hf  # noqa: F401  (the Auto classes know our models)
 from tupe.checkpoints.trained import read_model
 from tupe.common import options, record
-from tupe.common.architectures import architecture_of, plain_options
+from tupe.common.architectures import plain_options
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT
 QUESTION_TOKENS = 64  # of a question that are kept

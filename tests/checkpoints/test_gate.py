@@ -24,10 +24,10 @@ from fairseq import checkpoint_utils, models, options, registry, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from helpers import PLUGIN, configuration, new_checkpoint, our_checkpoint
 from omegaconf import OmegaConf
+from tupe.checkpoints.files import as_file, average
 
 from tupe.checkpoints.convert import from_released
 from tupe.checkpoints.export import export
-from tupe.checkpoints.files import as_file, average
 from tupe.checkpoints.gate import COMMON, PARTS, admit, allow, read_checkpoint
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
