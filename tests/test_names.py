@@ -25,7 +25,7 @@ PIPELINE = [  # run in a folder of that name; {0}: its path
     "finetune --task=RTE --data bin --checkpoint {model} --output {0}/tuned --max-epoch=1 --engine={engine} "
     f"{TRAIN}",
     "checkpoint export --checkpoint run/checkpoint_last.pt --data data --output {0}/hf",
-    "checkpoint convert --from {0}/hf --output back",
+    "checkpoint swap --checkpoint {0}/hf --position t5 --output back",
     "minimal-pairs X={0}/{again} {model} --data data --pairs raw/pairs.txt --output pairs",
     "plot loss X={0}/run run --output {0}/loss.png",
     "plot tsne --checkpoint={0}/{model} --output tsne.svg",

@@ -279,26 +279,6 @@ def test_bert_has_equal_hidden_states(tmp_path, kind):
         torch.testing.assert_close(head(ours).logits, theirs.logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.thorough
-def test_the_correlations_of_any_bert_can_be_drawn(tmp_path):
-    """The commands of docs/checkpoints.md: convert, make data with BERT's own tokeniser, draw."""
-    _, tokens = small_bert(tmp_path / "bert")
-    (tmp_path / "text").mkdir()
-    for name in "ab":
-        lines = [f"{' '.join(tokens[i : i + 6])} {name}.\n" for i in range(6, 24)]
-        (tmp_path / "text" / f"{name}.txt").write_text("".join(lines))
-    for command in (
-        ["checkpoint", "convert", f"--from={tmp_path}/bert", f"--output={tmp_path}/ours"],
-        ["prepare", "corpus", f"{tmp_path}/text", f"--tokenizer={tmp_path}/bert", f"--output={tmp_path}/data",
-         "--valid-fraction=0.5", "--jobs=1"],
-        ["plot", "correlations", f"--checkpoint={tmp_path}/ours", f"--data={tmp_path}/data",
-         f"--output={tmp_path}/figure2"],
-    ):  # fmt: skip
-        result = CliRunner().invoke(main, command)
-        assert result.exit_code == 0, result.output
-    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_weights_that_are_not_finite_are_refused(tmp_path):
     """As a diverged training leaves them."""
     small_bert(tmp_path / "bert")

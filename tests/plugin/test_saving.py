@@ -9,7 +9,6 @@ import sys
 import pytest
 from helpers import PLUGIN, ended, file_system, fork, load, pretrain_arguments, train
 
-from tupe.checkpoints import files
 from tupe.common.record import corruption_in, read, state_of, write_atomically
 from tupe.plugin import saving, worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
@@ -61,7 +60,7 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint(data, whole, tmp_path, m
         raise Killed
 
     train(arguments(data, tmp_path, "--max-update=4", "--total-num-update=14"))
-    module, name = (files.torch, "save") if when == "writing" else (saving.shutil, "copyfileobj")
+    module, name = (saving.torch, "save") if when == "writing" else (saving.shutil, "copyfileobj")
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(module, name, half)
         train(arguments(data, tmp_path))
@@ -72,7 +71,7 @@ def test_a_kill_while_saving_leaves_the_last_checkpoint(data, whole, tmp_path, m
 
 def test_two_processes_may_write_the_same_file(tmp_path):
     (tmp_path / "other").write_bytes(b"other")
-    with files.written_whole(tmp_path / "x.pt") as file:
+    with saving.written_whole(tmp_path / "x.pt") as file:
         file.write(b"mine")
         assert ended(fork(lambda: saving.copy(tmp_path / "other", tmp_path / "x.pt"), "x")) == 0
         assert (tmp_path / "x.pt").read_bytes() == b"other"

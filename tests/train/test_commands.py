@@ -3,11 +3,9 @@
 import json
 import sys
 
-import numpy as np
 import pytest
-import torch
 from click.testing import CliRunner
-from helpers import ended, fork, load, print_into
+from helpers import ended, fork, print_into
 
 from tupe.cli import main
 from tupe.train.run import newest
@@ -42,43 +40,6 @@ def test_it_is_read(name, small, vocabulary, tmp_path):
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, result.output
         assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "out.jsonl"]
-
-
-def test_the_numbers_are_those_of_the_same_model_in_fairseq(small, vocabulary, tmp_path):
-    """Blocks and masks too."""
-    from tupe.checkpoints.convert import convert
-
-    file, found = convert(small, "tupe", None, tmp_path / "file"), {}
-    state = load(file)
-    state["cfg"]["task"] |= {"tokens_per_sample": 20, "sample_break_mode": "complete"}  # as the folder's record says
-    torch.save(state, file)
-    for label, model in (("folder", small), ("file", file)):
-        words = ["order", f"m={model}", f"--data={vocabulary}", "--sentences=4", "--tokens=60"]
-        result = CliRunner().invoke(main, [*words, f"--output={tmp_path / label}"])
-        assert result.exit_code == 0, result.output
-        found[label] = json.loads((tmp_path / label / "m.json").read_text())
-    assert found["folder"]["order"] == pytest.approx(found["file"]["order"], rel=1e-4)
-    np.testing.assert_allclose(found["folder"]["cls"]["ratio"], found["file"]["cls"]["ratio"], rtol=1e-4)
-    ours, theirs = (found[label]["loss"] for label in ("folder", "file"))
-    assert ours["tokens"] == theirs["tokens"] and ours["mean"] == pytest.approx(theirs["mean"], rel=1e-4)
-
-
-def test_it_is_changed_and_converted_both_ways(small, vocabulary, tmp_path):
-    pytest.importorskip("fairseq")
-
-    def run(*words):
-        result = CliRunner().invoke(main, [*map(str, words)])
-        assert result.exit_code == 0, result.output
-
-    run("checkpoint", "swap", "--checkpoint", small, "--position=t5", "--output", tmp_path / "swapped.pt")
-    run("checkpoint", "stretch", "--checkpoint", small, "--length=600", "--output", tmp_path / "longer.pt")
-    assert load(tmp_path / "longer.pt")["cfg"]["model"]["max_positions"] == 600
-    run("checkpoint", "convert", "--from", small, "--output", tmp_path / "there")
-    there = tmp_path / "there" / "checkpoint.pt"
-    assert load(there)["last_optimizer_state"] is None
-    run("checkpoint", "export", "--checkpoint", there, "--output", tmp_path / "back", "--data", small)
-    one, two = ((folder / "model.safetensors").read_bytes() for folder in (small, tmp_path / "back"))
-    assert one == two
 
 
 def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, vocabulary, tmp_path):

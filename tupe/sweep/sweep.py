@@ -22,12 +22,11 @@ def keep_best_checkpoint(sweep: Sweep, job: runner.Job, state: str) -> None:
     if sweep.recipe != "finetune":
         return
     checkpoint, place = job.folder / "best", job.folder.parent
-    files = [path for path in job.folder.glob("*") if path.is_file() and path.suffix != ".pt"]
-    model = [path for path in files if path.name not in KEPT]
-    if state == "finished" and model:
+    if state == "finished" and (job.folder / "config.json").is_file():
         checkpoint.mkdir(exist_ok=True)
-        for path in model:
-            path.replace(checkpoint / path.name)
+        for path in sorted(job.folder.glob("*.*")):
+            if path.is_file() and path.name not in KEPT and path.suffix != ".pt":
+                path.replace(checkpoint / path.name)
     if sweep.keep_best and state == "finished":
         metric, score = record.read(job.folder).best()
         best = place / "best.json"
