@@ -228,6 +228,8 @@ def pretraining(models: Iterable[Model], data: str | Path | None = None) -> dict
         check_unchanged(model)
         if Path(model.checkpoint).is_dir():
             about = record.read(model.checkpoint)
+            if about and about.task != "masked_lm":
+                continue
             scores = about.scores if about else []
             loss, folder = (scores[-1]["loss"] if scores else None), str(data or model.checkpoint)
         else:
