@@ -98,10 +98,11 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     model = ModelConfig(**{**config, **{ours: values[place] for place, ours in MODEL.items() if place in values}})
     theirs = {ours: place.partition(".")[2] for place, ours in MODEL.items()}
     if known and command == PRETRAIN:
-        pairs = {theirs[name]: (value, getattr(model, name)) for name, value in vars(known.config).items()}
-        structure = {theirs[name] for name in theirs if name not in FREE}
-        wrong = [f"{name}={old} in the checkpoint, {new} here" for name, (old, new) in pairs.items()
-                 if name in structure and old != new]  # fmt: skip
+        wrong = [
+            f"{theirs[name]}={value} in the checkpoint, {getattr(model, name)} here"
+            for name, value in vars(known.config).items()
+            if name not in FREE and value != getattr(model, name)
+        ]
         if wrong:
             raise ValueError(f"the model contradicts the checkpoint {checkpoint}: {'; '.join(wrong)}")
     if command == PRETRAIN:
