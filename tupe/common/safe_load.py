@@ -47,9 +47,10 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
     Only tensors and plain data are read: a file that asks for anything else is refused with a ValueError, and nothing
     of it is run. mmap: leave the tensors on disk until they are used, where the file's format allows it.
     """
+    allowed = list(torch.serialization.get_safe_globals())  # torch's own context manager would forget those in HARMLESS
+    torch.serialization.add_safe_globals([*HARMLESS, *OLD_METERS])
     try:
-        with torch.serialization.safe_globals([*HARMLESS, *OLD_METERS]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and _can_be_mapped(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and _can_be_mapped(path))
     except FileNotFoundError:
         raise ValueError(f"checkpoint not found: {path}") from None
     except pickle.UnpicklingError as error:
@@ -60,6 +61,9 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
         ) from error
     except Exception as error:  # reading a damaged pickle can fail in any way
         raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(allowed)
 
 
 def _can_be_mapped(path):
