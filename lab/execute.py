@@ -4,14 +4,16 @@ OUT/<stage>/<model>/<size>_<updates>_lr<lr>_seed<seed>/ is a run. When it is fin
 evaluation and model.pt its weights in half precision; the checkpoint with the optimizer's state goes.
 """
 
+import io
 import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tupe.checkpoints.files import save_atomically
-from tupe.checkpoints.trained import read_model
+import torch
+
+from tupe.checkpoints.gate import read_checkpoint
 from tupe.common import record
 from tupe.data.splits import Split
 from tupe.evaluate.loading import load_model
@@ -25,9 +27,11 @@ Evaluation = Callable[[Any, Any, Path], dict]  # (model, task, data) -> the cont
 
 def save_half(checkpoint: Path, output: Path) -> None:
     """Write a checkpoint's weights in half precision, without the optimizer's state."""
-    state = read_model(checkpoint).state()
+    state = read_checkpoint(checkpoint)
     half = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
-    save_atomically({**state, "model": half}, output)
+    content = io.BytesIO()
+    torch.save({**state, "model": half, "last_optimizer_state": None}, content)
+    record.write_atomically(output, content.getvalue())
 
 
 def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluation) -> None:

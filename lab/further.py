@@ -1,20 +1,19 @@
 """Trains a checkpoint further at one length after another, as Wang et al. (2021) do: 5 epochs at length 128, then 2 at
 512, with the next-sentence objective.
 
-    tupe checkpoint swap --checkpoint RUN/checkpoint_last.pt --position rope --segments --output swapped.pt
-    python -m lab continue --data DATA --checkpoint swapped.pt --output DIR --next-sentence
+    tupe checkpoint swap --checkpoint RUN --position rope --segments --output swapped
+    python -m lab continue --data DATA --checkpoint swapped --output DIR --next-sentence
 """
 
 import shlex
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from tupe import config
-from tupe.checkpoints.files import as_file, save_atomically
+from tupe.checkpoints.export import export
 from tupe.checkpoints.stretch import stretch
 from tupe.checkpoints.trained import read_model
 from tupe.common import options
@@ -28,12 +27,13 @@ NEXT_SENTENCE = [
 
 
 def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
-    """The checkpoint itself if it computes `length` tokens, or else `output`, which is written: the same, stretched.
-    Raises ValueError as `stretch` does."""
+    """The checkpoint itself if it computes `length` tokens, or else the folder `output`, which is written: the same,
+    stretched. Raises ValueError as `stretch` does."""
     trained = read_model(checkpoint)
     if not bounded_schemes(trained.config.position) or length <= trained.config.max_positions:
         return checkpoint
-    save_atomically(stretch(trained, length).state(), output)
+    if not (output / "config.json").exists():  # else of a run that is resumed
+        export(stretch(trained, length), output, code=False)
     click.echo(f"{output}: {trained.config.max_positions} -> {length} positions")
     return output
 
@@ -60,15 +60,14 @@ def command(data, checkpoint, output, lengths, epochs, next_sentence, stretches,
     for length, count in zip(lengths, epochs, strict=True):
         folder = output / f"length{length}"
         if stretches and not dry_run:
-            checkpoint = stretch_to(length, checkpoint, folder / "stretched.pt")
-        with nullcontext(checkpoint) if dry_run else as_file(checkpoint) as file:
-            line = [
-                "tupe", "pretrain", "--recipe=pretrain_further", f"--data={data}", f"--finetune-from-model={file}",
-                f"--tokens-per-sample={length}", f"--max-epoch={count}", f"--output={folder}",
-                *(NEXT_SENTENCE if next_sentence else []), *words,
-            ]  # fmt: skip
-            if dry_run:
-                click.echo(shlex.join(line))
-            elif status := subprocess.run([sys.executable, "-m", *line]).returncode:
-                raise SystemExit(status)
+            checkpoint = stretch_to(length, checkpoint, folder / "stretched")
+        line = [
+            "tupe", "pretrain", "--recipe=pretrain_further", f"--data={data}", f"--finetune-from-model={checkpoint}",
+            f"--tokens-per-sample={length}", f"--max-epoch={count}", f"--output={folder}",
+            *(NEXT_SENTENCE if next_sentence else []), *words,
+        ]  # fmt: skip
+        if dry_run:
+            click.echo(shlex.join(line))
+        elif status := subprocess.run([sys.executable, "-m", *line]).returncode:
+            raise SystemExit(status)
         checkpoint = folder / "checkpoint_last.pt"

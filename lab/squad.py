@@ -29,8 +29,7 @@ from transformers import (
 import tupe.hf  # noqa: F401  (the Auto classes know our models)
 from tupe.checkpoints.trained import read_model
 from tupe.common import options, record
-from tupe.common.architectures import architecture_of, plain_options
-from tupe.train.pretrained import of_checkpoint
+from tupe.common.architectures import plain_options
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT
 QUESTION_TOKENS = 64  # of a question that are kept
@@ -251,14 +250,14 @@ def answers(model: PreTrainedModel, windows: list[Window], pad: int, batch: int)
 
 def new_record(folder: Path, version: str, epochs: int, batch: int, lr: float, seed: int) -> record.Record:
     """The record of a run, by which `tupe report` and `python -m lab wang-tables` find it."""
-    model = read_model(folder, mmap=True).config
-    architecture = architecture_of(model)
+    trained = read_model(folder, mmap=True)
+    model, architecture = trained.config, trained.architecture
     plain = plain_options(architecture)
     variant = "" if model.position == plain["position"] else f"position {model.position}"
     return record.Record(
         task=f"SQuAD-{version}", architecture=architecture, variant=variant, seed=seed, lr=lr, splits=["dev"],
         budget={"max_epoch": epochs}, metrics=METRICS, config={"dataset.batch_size": batch},
-        **of_checkpoint(str(folder)),
+        **trained.origin(),
     )  # fmt: skip
 
 

@@ -36,6 +36,8 @@ if "no-save" not in words:
     for name in ("best", "last"):
         path = folder / f"checkpoint_{name}.pt"
         shutil.copyfile(model, path) if model.exists() else path.write_text(folder.name)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_text(folder.name)
 run.scores = [{"epoch": 1, "num_updates": 9, "split": "valid", "accuracy": 50.0 + run.seed, "loss": 5.0, "best": True}]
 run.end()
 run.save(folder)

@@ -10,10 +10,9 @@ from helpers import file_system, official_folder
 from tupe.cli import main
 
 WRITERS = {
-    "checkpoint average": ["{pretrained}", "{pretrained}", "--output={out}/a.pt"],
-    "checkpoint strip": ["{pretrained}", "--output={out}/a.pt"],
-    "checkpoint swap": ["--checkpoint={pretrained}", "--data={data}", "--position=untied", "--output={out}/a.pt"],
-    "checkpoint stretch": ["--checkpoint={pretrained}", "--length=40", "--output={out}/a.pt"],
+    "checkpoint average": ["{pretrained}", "{pretrained}", "--output={out}/a"],
+    "checkpoint swap": ["--checkpoint={pretrained}", "--data={data}", "--position=untied", "--output={out}/a"],
+    "checkpoint stretch": ["--checkpoint={pretrained}", "--length=40", "--output={out}/a"],
     "checkpoint export": ["--checkpoint={pretrained}", "--data={data}", "--output={out}"],
     "checkpoint convert": ["--from={pretrained}", "--to=released", "--dict={data}/dict.txt", "--output={out}"],
     "prepare corpus": ["{source}/a.txt", "--output={out}", "--vocab-size=60", "--jobs=1", "--valid-fraction=0.3"],

@@ -186,17 +186,15 @@ def hugging_face_modernbert(folder, layers=5, every=3):
     return model, words
 
 
-def test_equals_modernbert_of_transformers_both_ways(tmp_path):
-    """On converted random weights: hidden states, logits, and what is converted back."""
+def test_equals_modernbert_of_transformers(tmp_path):
+    """On converted random weights: hidden states and logits."""
     convert = pytest.importorskip("tupe.checkpoints.convert")
     theirs, words = hugging_face_modernbert(tmp_path / "theirs")
-    ours = tmp_path / "ours/checkpoint.pt"
-    assert convert.convert(tmp_path / "theirs", "tupe", None, tmp_path / "ours") == ours
-    trained = convert.read_model(ours)
+    trained = convert.read_model(convert.convert(tmp_path / "theirs", "tupe", None, tmp_path / "ours"))
     model = trained.model()
-    assert trained.name.startswith("modernbert") and trained.config.layer_norm_eps == 1e-3
+    assert trained.architecture.startswith("modernbert") and trained.config.layer_norm_eps == 1e-3
 
-    order, *_ = convert.bert_tokens(tmp_path / "theirs", 64)
+    order, _ = convert.bert_tokens(tmp_path / "theirs")
     ids = torch.randint(2, len(words), (2, 40))
     ids[:, 0], ids[1, 25:] = 3, 0
     real, mine = ids.ne(0), order.argsort()[ids]
@@ -210,18 +208,6 @@ def test_equals_modernbert_of_transformers_both_ways(tmp_path):
         torch.testing.assert_close(one[real], other[real], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(features[real], theirs.model(ids, real.long())[0][real].detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logits[real], expected.logits[real][:, order], rtol=1e-5, atol=1e-5)
-
-    import transformers
-
-    convert.convert(ours, "modernbert", tmp_path / "ours/dict.txt", tmp_path / "back")
-    back, info = transformers.ModernBertForMaskedLM.from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert not info["missing_keys"] and not info["unexpected_keys"]
-    with torch.no_grad():
-        again = back(mine, attention_mask=real.long()).logits
-    torch.testing.assert_close(again[real], logits[real], rtol=1e-5, atol=1e-5)
-    assert back.config.local_attention == 8 and (tmp_path / "back/tokenizer.json").is_file()
-    with pytest.raises(ValueError, match="has a config.json already"):
-        convert.convert(ours, "modernbert", tmp_path / "ours/dict.txt", tmp_path / "back")
 
 
 @pytest.mark.parametrize(

@@ -91,9 +91,7 @@ class Training:
     warmup_updates: int = option(
         0, "lr_scheduler", "Updates in which the learning rate rises.", UPDATES, of=(PRETRAIN,)
     )
-    warmup_ratio: float = option(
-        0.06, "lr_scheduler", "The share of updates in which the rate rises.", (0.0, 0.99), torch=(FINETUNE,)
-    )
+    warmup_ratio: float = option(0.06, "lr_scheduler", "The share of updates in which the rate rises.", (0.0, 0.99))
     total_num_update: int = option(
         10**6, "lr_scheduler", "The update at which the decay ends.", UPDATES, of=(PRETRAIN,)
     )
@@ -101,9 +99,7 @@ class Training:
         0, "lr_scheduler", "Last updates, in which a constant rate falls.", UPDATES, of=(PRETRAIN,)
     )
     save_dir: str = option("checkpoints", "checkpoint", "The folder of the run: --output.", record=APART)
-    finetune_from_model: str = option(
-        "", "checkpoint", "The checkpoint to start from.", torch=(FINETUNE,), record=APART
-    )
+    finetune_from_model: str = option("", "checkpoint", "The checkpoint to start from, file or folder.", record=APART)
     save_interval_updates: int = option(
         0, "checkpoint", "Updates between checkpoints.", UPDATES, of=(PRETRAIN,), record=CHANGES
     )

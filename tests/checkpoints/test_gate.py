@@ -27,7 +27,6 @@ from omegaconf import OmegaConf
 
 from tupe.checkpoints.convert import from_released
 from tupe.checkpoints.export import export
-from tupe.checkpoints.files import as_file, average
 from tupe.checkpoints.gate import COMMON, PARTS, admit, allow, read_checkpoint
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
@@ -123,15 +122,11 @@ def write(state, name, folder):
 def test_hostile_files_are_refused_in_one_line(name, state, tmp_path):
     path, said = write(state, name, tmp_path)
     fairseqs = checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_model_ensemble_and_task
-    for read in (read_checkpoint, strip_of, load_model, *fairseqs, lambda path: from_pretrained(path)):
+    for read in (read_checkpoint, read_model, *fairseqs, from_pretrained):
         with pytest.raises(ValueError) as error:
             read([str(path)] if read is fairseqs[1] else str(path))
         assert re.search(said, str(error.value)) and str(path) in str(error.value) and "\n" not in str(error.value)
     assert len(str(error.value)) < 300 + len(str(path)) and not (tmp_path / "PWNED").exists()
-
-
-def strip_of(path):
-    return read_model(path).state()
 
 
 def from_pretrained(path):
@@ -221,7 +216,7 @@ def test_every_option_of_ours_has_its_type(state, tmp_path):
     assert not (tmp_path / "PWNED").exists()
 
 
-def test_what_is_written_on_holds_nothing_else(state, good, tmp_path):
+def test_what_is_read_holds_nothing_else(state, tmp_path):
     extra = {"x": code(tmp_path), "args": argparse.Namespace(arch="wav2vec2", conv_feature_layers=code(tmp_path))}
     cfg = {**state["cfg"], "hydra": code(tmp_path), "bpe": {"_name": "gpt2", "x": code(tmp_path)}}
     cfg["optimizer"] = {"_name": "composite", "groups": code(tmp_path)}
@@ -229,12 +224,31 @@ def test_what_is_written_on_holds_nothing_else(state, good, tmp_path):
     state["extra_state"]["best"] = np.float64(0.5)
     state["model"] = collections.OrderedDict(state["model"])
     torch.save({**state, **extra, "cfg": cfg}, tmp_path / "x.pt")
-    for written in (strip_of(tmp_path / "x.pt"), average([tmp_path / "x.pt"] * 2).state()):
-        torch.save(written, tmp_path / "y.pt")
-        assert code(tmp_path) not in repr(torch.load(tmp_path / "y.pt", weights_only=True))
-        assert written["args"] is None and written["cfg"].keys() == {*PARTS, "common"}
-        assert written["cfg"]["model"] == state["cfg"]["model"]
-    assert type(strip_of(tmp_path / "x.pt")["extra_state"]["best"]) is float
+    admitted, trained = read_checkpoint(tmp_path / "x.pt"), read_model(tmp_path / "x.pt")
+    assert code(tmp_path) not in repr(admitted) and code(tmp_path) not in repr(trained)
+    assert admitted["args"] is None and admitted["cfg"].keys() == {*PARTS, "common"}
+    assert admitted["cfg"]["model"] == state["cfg"]["model"]
+    assert type(admitted["extra_state"]["best"]) is float
+
+
+def test_files_that_are_no_checkpoints_of_ours_are_refused(good, state, tmp_path):
+    (tmp_path / "text.pt").write_text("text")
+    (tmp_path / "half.pt").write_bytes(good.read_bytes()[:9000])
+    torch.save([state], tmp_path / "list.pt")
+    torch.save({"args": argparse.Namespace(arch="bert_base"), "model": state["model"]}, tmp_path / "released.pt")
+    messages = {
+        "released.pt": r"no checkpoint of this project.*tupe checkpoint convert",
+        "list.pt": "no checkpoint of this project",
+        "text.pt": "is refused|cannot be read",
+        "half.pt": "is refused|cannot be read",
+        "": "cannot be read",  # the folder
+        "none.pt": "checkpoint not found",
+    }
+    for name, message in messages.items():
+        with pytest.raises(ValueError, match=message):
+            read_checkpoint(tmp_path / name)
+    torch.save(state, tmp_path / "old.pt", _use_new_zipfile_serialization=False)  # as good as any
+    assert read_checkpoint(tmp_path / "old.pt")["cfg"]["model"] == state["cfg"]["model"]
 
 
 def test_files_that_a_configuration_names_are_not_run(state, tmp_path):
@@ -396,21 +410,16 @@ def exported(good, tmp_path_factory):
     return folder
 
 
-def file_of(folder):
-    with as_file(folder) as file:
-        return load_model(file, folder)
-
-
 @pytest.mark.parametrize("name", HOSTILE_FOLDERS)
 def test_hostile_folders(name, exported, tmp_path):
     """Either they are read without what is not the model, or refused in one line."""
     folder, said = write_folder(exported, name, tmp_path)
-    for read in (load_model, read_model, file_of):
+    for read in (load_model, checkpoint_utils.load_checkpoint_to_cpu):
         if said is None:
-            read(folder)
+            read(str(folder))
             continue
         with pytest.raises(ValueError, match=said) as error:
-            read(folder)
+            read(str(folder))
         assert "\n" not in str(error.value)
     assert not (tmp_path / "PWNED").exists() and not Path("PWNED").exists()
 
@@ -437,6 +446,8 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "pretrain": "--data={data} --output={out} checkpoint.restore_file={path} --gpus=0 --allocator=none "
     "--arch=tupe_r_tiny "
     "--tokens-per-sample=20 --max-update=1 --num-workers=0",
+    "pretrain --recipe pretrain_further": "--data={data} --output={out} --finetune-from-model={path} --gpus=0 "
+    "--allocator=none --tokens-per-sample=20 --max-epoch=1 --num-workers=0",
     "sweep": "--recipe=finetune --data={glue} --checkpoint={path} --output={out} --gpus=0 --grid task=CoLA --dry-run",
     "predict": "CoLA={path} --data={glue} --output={out}",
     "minimal-pairs": "{path} --pairs={pairs} --data={data} --output={out}",
@@ -444,11 +455,8 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "extrapolate": "{path} --data={data} --output={out}",
     "probe properties": "{path} --data={data}",
     "checkpoint average": "{path} {path} --output={out}",
-    "checkpoint strip": "{path} --output={out}",
-    "checkpoint merge": "{path} {path} --output={out}",
     "checkpoint convert": "--from={path} --dict={data}/dict.txt --output={out}",
     "checkpoint convert --to released": "--from={path} --dict={data}/dict.txt --output={out}",
-    "checkpoint convert --to modernbert": "--from={path} --dict={data}/dict.txt --output={out}",
     "checkpoint export": "--checkpoint={path} --data={data} --output={out}",
     "checkpoint stretch": "--checkpoint={path} --length=40 --output={out}",
     "checkpoint swap": "--checkpoint={path} --position=t5 --data={data} --output={out}",

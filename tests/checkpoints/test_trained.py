@@ -9,11 +9,10 @@ import textwrap
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import PLUGIN, load
+from helpers import PLUGIN
 from safetensors.torch import load_file, save_file
 
 from tupe.checkpoints.export import export
-from tupe.checkpoints.files import as_file, write_model
 from tupe.checkpoints.trained import fingerprint, read_model
 from tupe.cli import main
 from tupe.data.splits import read_symbols
@@ -28,42 +27,34 @@ def folder(pretrained, vocabulary, tmp_path_factory):
     return folder
 
 
-def run(*words):
-    result = CliRunner().invoke(main, [*map(str, words)])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
 def test_it_is_the_same_model(folder, pretrained):
     of_file, of_folder = read_model(pretrained), read_model(folder)
-    assert of_file.config == of_folder.config
-    assert of_file.tensors().keys() == of_folder.tensors().keys()
-    (theirs, _), (ours, text) = load_model(pretrained), load_model(folder)
-    own = ours.state_dict()
-    assert all(torch.equal(value, own[name]) for name, value in theirs.state_dict().items())
-    assert text.data == folder.resolve() and of_file.updates == 2
-
-
-def test_files_and_folders_there_and_back(folder, pretrained, tmp_path):
-    """To the bit: file -> folder -> file -> folder."""
-    write_model(read_model(folder), tmp_path / "file.pt")
-    write_model(read_model(tmp_path / "file.pt"), tmp_path / "again", folder)
-    for name in ("model.safetensors", "config.json", "dict.txt"):
-        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
-    one, two = (load(path)["model"] for path in (pretrained, tmp_path / "file.pt"))
-    assert one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
-    assert torch.equal(one["_extra_state"], fingerprint(read_symbols(folder)))
+    assert of_file.config == of_folder.config and of_file.updates == of_folder.updates == 2
+    assert of_file.weights.keys() == of_folder.weights.keys()
+    assert all(torch.equal(value, of_folder.weights[name]) for name, value in of_file.weights.items())
+    assert torch.equal(of_file.weights["_extra_state"], fingerprint(read_symbols(folder)))
+    assert of_file.origin()["pretrained_weights"] == of_folder.origin()["pretrained_weights"]
+    _, text = load_model(folder)
+    assert text.data == folder.resolve()
 
 
 @pytest.mark.parametrize("model", ["tupe_r_mini", "bert_a_mini"])
 def test_the_released_models_come_back_to_the_bit(model, tmp_path):
     source = PLUGIN.parent / "models" / model
-    write_model(read_model(source), tmp_path / "file.pt")
-    write_model(read_model(tmp_path / "file.pt"), tmp_path / "back", source)
-    write_model(read_model(source), tmp_path / "copy", source)
-    for folder in ("back", "copy"):
-        written = (tmp_path / folder / "model.safetensors").read_bytes()
-        assert written == (source / "model.safetensors").read_bytes()
+    export(source, tmp_path / "copy", code=False)
+    for name in ("model.safetensors", "dict.txt", "sentencepiece.bpe.model"):
+        assert (tmp_path / "copy" / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_a_finished_run_has_its_model(pretrained, vocabulary):
+    """Under the names that the second engine gives it: every reader takes the run's folder."""
+    run = pretrained.parent
+    of_file, of_run = read_model(pretrained), read_model(run)
+    assert all(torch.equal(value, of_run.weights[name]) for name, value in of_file.weights.items())
+    assert of_run.config == of_file.config and of_run.updates == 2
+    assert of_run.task["tokens_per_sample"] == 20 and of_run.task["data"] == str(run)
+    assert {"config.json", "model.safetensors", "training.json", "dict.txt"} <= {path.name for path in run.iterdir()}
+    assert (run / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
 
 
 def test_shards_of_transformers_are_one_model(folder, tmp_path):
@@ -85,29 +76,6 @@ def test_blocks_of_an_export_fit_into_its_model(folder, vocabulary):
     model, text = load_model(folder, vocabulary)
     sizes = text.blocks("valid").blocks.sizes
     assert 0 < max(sizes) <= model.config.max_position_embeddings < 512
-
-
-def test_a_file_is_made_anew_and_the_folder_stays_as_it_is(folder, tmp_path):
-    """Whatever file of fairseq a stranger puts into it."""
-    copy = shutil.copytree(folder, tmp_path / "checkpoint-70")
-    trained = read_model(copy)
-    assert trained.updates == 70 and trained.task["data"] == str(copy)
-    weights = load_file(copy / "model.safetensors")
-    name, value = next(iter(weights.items()))
-    (copy / "as_fairseq.pt").write_bytes(b"anything")
-    save_file({**weights, name: value + 1}, copy / "model.safetensors", {"format": "pt"})
-    before = sorted(copy.iterdir())
-    with as_file(copy) as file:
-        assert torch.equal(load(file)["model"][name.removeprefix("tupe.")], value + 1)
-        assert load(file)["optimizer_history"][-1]["num_updates"] == 70
-        assert sorted(copy.iterdir()) == before
-    assert not file.exists()
-
-
-def test_a_file_is_itself(pretrained):
-    with as_file(pretrained) as file:
-        assert file == pretrained
-    assert file.exists()
 
 
 WITHOUT = """
@@ -132,32 +100,79 @@ def test_no_command_needs_fairseq(pretrained, folder, vocabulary, tmp_path):
             ["minimal-pairs", path, f"--pairs={pairs}", f"--output={out}/pairs"],
             ["probe", "properties", path, "--words=2"],
             ["plot", "positions", model, f"--output={out}/positions.png"],
-            ["checkpoint", "average", path, path, f"--output={out}/mean.pt"],
-            ["checkpoint", "strip", path, f"--output={out}/stripped"],
-            ["checkpoint", "stretch", model, "--length=40", f"--output={out}/stretched.pt"],
+            ["checkpoint", "average", path, path, f"--output={out}/mean"],
+            ["checkpoint", "stretch", model, "--length=40", f"--output={out}/stretched"],
             ["checkpoint", "swap", model, "--position=alibi", f"--output={out}/swapped"],
             ["checkpoint", "export", model, f"--output={out}/exported", f"--data={vocabulary}"],
-            ["checkpoint", "convert", "--from", f"{out}/exported", f"--output={out}/converted"],
+            [
+                "checkpoint",
+                "convert",
+                f"--from={path}",
+                "--to=released",
+                f"--dict={vocabulary}/dict.txt",
+                f"--output={out}/released",
+            ],
+            ["checkpoint", "convert", f"--from={out}/released/checkpoint.pt", f"--output={out}/converted"],
         ]
     before = {path: path.stat().st_mtime_ns for path in (pretrained.parent, folder, *folder.iterdir())}
     text = textwrap.dedent(WITHOUT).format(commands=[[str(word) for word in words] for words in commands])
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert before == {path: path.stat().st_mtime_ns for path in before}
-    for name in ("mean.pt", "stretched.pt", "stripped", "swapped"):
-        one, two = (read_model(tmp_path / form / name) for form in ("file", "folder"))
-        assert one.config == two.config
-        assert all(torch.equal(value, two.weights[key]) for key, value in one.weights.items())
+    for name in ("mean", "stretched", "swapped", "exported", "converted"):
+        one, two = (tmp_path / form / name / "model.safetensors" for form in ("file", "folder"))
+        assert one.read_bytes() == two.read_bytes()
     assert read_model(tmp_path / "file" / "swapped").config.position == "alibi"
 
 
 def test_both_engines_train_from_it(folder, pretrained, learnable, tmp_path):
+    """Whatever file of fairseq a stranger puts into the folder, which stays as it is."""
     tune = ["finetune", "--task=CoLA", f"--data={learnable}", "--gpus=0", "--allocator=none", "--max-epoch=1"]
     tune += ["--num-workers=0", "--batch-size=12"]
-    for source, more in ((folder, []), (pretrained, ["--engine=torch"])):
-        run(*tune, *more, "--checkpoint", source, "--output", tmp_path / source.stem)
-        record = json.loads((tmp_path / source.stem / "record.json").read_text())
-        assert record["state"] == "finished" and record["pretrained"] == str(source.resolve())
+    source, found = shutil.copytree(folder, tmp_path / "source"), {}
+    (source / "as_fairseq.pt").write_bytes(b"anything")
+    before = sorted(source.iterdir())
+    for name, path, engine in (("folder", source, "fairseq"), ("file", pretrained, "fairseq"),
+                               ("second", pretrained, "torch")):  # fmt: skip
+        words = [*tune, "--engine", engine, "--checkpoint", path, "--output", tmp_path / name]
+        result = CliRunner().invoke(main, [*map(str, words)])
+        assert result.exit_code == 0, result.output
+        record = json.loads((tmp_path / name / "record.json").read_text())
+        assert record["state"] == "finished" and record["pretrained"] == str(path.resolve())
+        found[name] = record["scores"], record["pretrained_weights"]
+    assert found["folder"] == found["file"] and found["second"][1] == found["file"][1]
+    assert sorted(source.iterdir()) == before
+    best = read_model(tmp_path / "file")  # the fine-tuned model, in the folder of its run
+    assert best.heads() == ["sentence_classification_head"] and best.updates > 0
+
+
+def test_both_engines_pretrain_further_from_it(folder, vocabulary, tmp_path):
+    """With equal results: the model is the checkpoint's, what contradicts it is refused."""
+    words = ["pretrain", "--recipe=pretrain_further", f"--finetune-from-model={folder}", f"--data={vocabulary}"]
+    words += ["--tokens-per-sample=20", "--max-epoch=1", "--batch-size=16", "--lr=1e-3", "--num-workers=0", "--gpus=0"]
+    words += ["--dropout=0", "--attention-dropout=0", "--allocator=none"]
+    records = {}
+    for engine in ("fairseq", "torch"):
+        more = [f"--engine={engine}", f"--output={tmp_path / engine}"]
+        result = CliRunner().invoke(main, [*words, *more])
+        assert result.exit_code == 0, result.output
+        records[engine] = json.loads((tmp_path / engine / "record.json").read_text())
+        longer = CliRunner().invoke(main, [*words, f"--engine={engine}", f"--output={tmp_path}/x",
+                                           "--tokens-per-sample=21"])  # fmt: skip
+        assert longer.exit_code == 2 and "untied of the checkpoint" in longer.output
+        other = ["--arch=bert_a_tiny", f"--output={tmp_path / 'x'}", f"--engine={engine}"]
+        refused = CliRunner().invoke(main, [*words, *other])
+        assert refused.exit_code == 2 and "the checkpoint, absolute here" in refused.output, refused.output
+    one, two = (load_file(tmp_path / engine / "model.safetensors") for engine in records)
+    start = load_file(folder / "model.safetensors")
+    assert one.keys() == two.keys() == start.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, two[name], rtol=1e-4, atol=1e-5)
+    assert not torch.equal(one["tupe.encoder.tokens.weight"], start["tupe.encoder.tokens.weight"])
+    about = [
+        {key: value for key, value in records[engine].items() if key.startswith("pretrained")} for engine in records
+    ]
+    assert about[0] == about[1] and about[0]["pretrained"] == str(folder)
 
 
 def test_other_folders_are_refused_in_one_line(folder, tmp_path):

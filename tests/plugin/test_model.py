@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from tupe import positions
 from tupe.checkpoints.export import refuse_own_schemes
+from tupe.checkpoints.trained import read_model
 from tupe.cli import main as tupe
 from tupe.common.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.cpu import bf16_speed
@@ -312,7 +313,7 @@ def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
             TupeModel.from_pretrained(*where)
         with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py registered own_shift "):
             TupeModel.from_pretrained(*where, position_file=own)
-        checkpoint, swapped = tmp_path / "run" / "checkpoint_last.pt", tmp_path / "swapped.pt"
+        checkpoint, swapped = tmp_path / "run" / "checkpoint_last.pt", tmp_path / "swapped"
         swap = ["checkpoint", "swap", f"--checkpoint={checkpoint}", "--position=own_shift+t5", f"--output={swapped}"]
         forget()
         refused = CliRunner().invoke(tupe, swap)
@@ -320,7 +321,7 @@ def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
         moved = tmp_path / "moved.py"
         moved.write_text(OWN_SCHEME)
         done = CliRunner().invoke(tupe, [f"--position-file={moved}", f"--position-file={second}", *swap])
-        assert done.exit_code == 0 and load(swapped)["cfg"]["model"]["position"] == "t5+own_shift", done.output
+        assert done.exit_code == 0 and read_model(swapped).config.position == "t5+own_shift", done.output
         forget()
         copies = tmp_path / "copy.py", tmp_path / "copy2.py"
         for copy, file in zip(copies, (own, second), strict=True):

@@ -8,9 +8,11 @@ import sys
 from contextlib import nullcontext
 
 import pytest
+import torch
 from fairseq.trainer import Trainer
 from helpers import PLUGIN, fork, load, pretrain_arguments, train
 
+from tupe.checkpoints.trained import read_model
 from tupe.common import progress
 from tupe.common.record import begun, read, state_of
 from tupe.plugin import run as life
@@ -51,9 +53,10 @@ def test_a_finished_run_is_left_alone(data, finished):
 
 
 def test_a_run_from_scratch_may_be_made_longer(data, finished, tmp_path):
-    """As after a kill between the last checkpoint and the end: the checkpoint says what is left to do."""
+    """As after a kill between the last checkpoint and the end: the checkpoint says what is left to do. The model in the
+    run's folder is always that of its end."""
     folder, losses = finished
-    for name in ("record.json", "checkpoint_last.pt"):
+    for name in ("record.json", "checkpoint_last.pt", "config.json", "model.safetensors", "training.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     assert len(train(arguments(data, tmp_path, "--max-update=6"))) == 2
     run = read(tmp_path)
@@ -61,7 +64,12 @@ def test_a_run_from_scratch_may_be_made_longer(data, finished, tmp_path):
     assert [entry["num_updates"] for entry in run.scores] == [2, 4, 6]
     run.state = "running"
     run.save(tmp_path)
-    assert train(arguments(data, tmp_path, "--max-update=6")) == [] and read(tmp_path).state == "finished"
+    last = read_model(tmp_path / "checkpoint_last.pt")
+    for _ in range(2):
+        model = read_model(tmp_path)
+        assert model.updates == 6 and all(torch.equal(x, model.weights[key]) for key, x in last.weights.items())
+        (tmp_path / "config.json").unlink()  # as of a kill before the model was there
+        assert train(arguments(data, tmp_path, "--max-update=6")) == [] and read(tmp_path).state == "finished"
 
 
 def test_a_run_that_a_limit_stops_stays_open(data, tmp_path):

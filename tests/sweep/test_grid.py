@@ -250,14 +250,15 @@ def test_the_best_checkpoint_of_each_task_is_kept_on_request(place):
     words = ("--grid=task=CoLA,SST-2", "--grid=lr=2e-5", "--grid=seed=1,3,2", "--keep-best")
     for _ in range(2):
         sweep(place, *words)
-        kept = {path.relative_to(place / "out").as_posix(): path.read_text() for path in place.glob("out/**/*.pt")}
-        assert kept == {f"{task}/checkpoint_best.pt": "lr2e-05_seed3" for task in ("CoLA", "SST-2")}
+        kept = [path for kind in ("pt", "safetensors") for path in place.glob(f"out/**/*.{kind}")]
+        assert sorted(kept) == [place / f"out/{task}/best/model.safetensors" for task in ("CoLA", "SST-2")]
+        assert {path.read_text() for path in kept} == {"lr2e-05_seed3"}
     best = json.loads((place / "out/CoLA/best.json").read_text())
     assert best == {"score": 53.0, "metric": "accuracy", "run": "lr2e-05_seed3"}  # the stand-in scores 50 + seed
     # Killed between the note of the best run and its checkpoint's move: the next start makes up for it.
-    (place / "out/CoLA/checkpoint_best.pt").replace(place / "out/CoLA/lr2e-05_seed3/checkpoint_best.pt")
+    (place / "out/CoLA/best").replace(place / "out/CoLA/lr2e-05_seed3/best")
     sweep(place, *words)
-    assert (place / "out/CoLA/checkpoint_best.pt").read_text() == "lr2e-05_seed3"
+    assert (place / "out/CoLA/best/model.safetensors").read_text() == "lr2e-05_seed3"
 
 
 def test_checkpoints_of_pre_training_stay(place):

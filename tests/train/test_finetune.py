@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from helpers import ended, finetune, fork_tupe, table
 from safetensors.torch import load_file, save_file
 
-from tupe.checkpoints.files import as_file
 from tupe.cli import main
 from tupe.common.record import REFUSED, STOPPED, fingerprint, read, updates_of
 from tupe.data.examples import Examples, collate
@@ -42,8 +41,7 @@ def test_both_engines_compute_the_same(task, small, learnable, tmp_path):
     words = ["model.dropout=0", "model.attention_dropout=0", "model.pooler_dropout=0"]
     glue = task.lower().replace("-", "")
     overrides = [f"glue={glue}", "optimization.max_epoch=2", "optimization.lr=[1e-3]", *(f"+{word}" for word in words)]
-    with as_file(small) as file:
-        finetune(learnable, file, tmp_path / "fairseq", *overrides)
+    finetune(learnable, small, tmp_path / "fairseq", *overrides)
     assert ended(begin(learnable, small, tmp_path / "here", *words, task=task)) == 0
     theirs, ours = (read(tmp_path / folder) for folder in ("fairseq", "here"))
     assert len(ours.scores) == len(theirs.scores) == (4 if task == "MNLI" else 2)

@@ -1,13 +1,14 @@
-"""Weights from and to other code: the released TUPE code, Hugging Face's BERT and ModernBERT, and our own export.
+"""Weights from and to other code: the released TUPE code, and Hugging Face's BERT and ModernBERT.
 
-Conversion renames tensors; comments explain the exceptions. Before a converted model is written, it is built and loads
-the tensors strictly.
+Conversion renames tensors; comments explain the exceptions. Before a converted model is written, it is built from its
+tensors.
 """
 
 import argparse
-import json
+import io
 import logging
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,67 +19,25 @@ from ..common import options
 from ..common.options import FILE, Command
 from ..common.record import write_together
 from ..common.safe_load import load_safely, tensors_of
-from ..corpus.vocabulary import ROLES, names_in_dictionary, their_tokenizer, with_our_ids
-from ..encoder import BLOCK_DEFAULTS, ModelConfig, names_in
-from ..positions import canonical, parse
+from ..corpus.vocabulary import names_in_dictionary, their_tokenizer, with_our_ids
+from ..encoder import ModelConfig
+from ..positions import canonical
 from ..text import MASK, TextEncoder, load_tokenizer
-from .export import check_finite
-from .files import save_atomically
+from .export import export
 from .trained import (
+    CLASSIFIER,
+    EXPORTED,
+    FINGERPRINT,
+    HEADS,
     NAMES,
-    SETTINGS,
     Trained,
-    add_lm_head,
     check_dictionary,
     keep_labels,
-    of_export,
-    pack_settings,
     read_hugging_face,
     read_model,
-    settings_of,
-    symbols_of,
 )  # fmt: skip
 
 logger = logging.getLogger(__name__)
-SPECIALS = TextEncoder.SPECIALS
-
-
-# ------------------------------------------------------------------------------------------------- what all ways share
-
-
-def build(weights: dict, options: dict) -> Trained:
-    """A model of these weights under our names, and of options under fairseq's. Raises ValueError for weights that do
-    not fit."""
-    config = core_options(options)
-    trained = Trained(config, {**weights, SETTINGS: pack_settings(settings_of(config))})
-    trained.check()
-    return trained
-
-
-def core_options(options: dict) -> ModelConfig:
-    """Of model options under fairseq's names; those that are not given are the default."""
-    return ModelConfig(**{ours: options[theirs] for ours, theirs in NAMES.items() if theirs in options})
-
-
-def write(trained: Trained, files: dict[str, bytes], output: str | Path, symbols: list[str]) -> Path:
-    """Write checkpoint.pt and other files, {name: contents}, to the folder `output`; returns the checkpoint's path.
-
-    Raises ValueError, before it writes anything, if the folder has a checkpoint, or these files with other contents,
-    for weights that are not finite, and for a dictionary of another size.
-    """
-    check_finite(trained.weights)
-    if trained.types != len(symbols):
-        raise ValueError(
-            f"the checkpoint has {trained.types} token vectors, the dictionary {len(symbols)} types ({MASK} and the "
-            "four special tokens included); give the dict.txt that the model was trained with"
-        )
-    return write_file(trained.state(symbols), files, output)
-
-
-def write_file(state: dict, files: dict[str, bytes], output: str | Path) -> Path:
-    """The same of the contents of checkpoint.pt."""
-    write_together(output, {**files, "checkpoint.pt": lambda path: save_atomically(state, path)})
-    return Path(output) / "checkpoint.pt"
 
 
 def floats(weights: dict) -> dict:
@@ -118,7 +77,7 @@ def rename(name: str, table: list) -> str:
 
 
 def weights_from_released(state: dict) -> tuple[dict, dict]:
-    """Model state of the released code -> (our weights, the model options that follow from the tensors).
+    """Model state of the released code -> (our weights, the options of `ModelConfig` that follow from the tensors).
 
     TUPE-R differs from TUPE-A by its table of relative biases. TUPE-A's tensors do not show the number of heads.
     Raises ValueError for a model that is not a TUPE, or has tensors without a counterpart.
@@ -149,32 +108,29 @@ def weights_from_released(state: dict) -> tuple[dict, dict]:
     options = {
         "position": "untied" if relative is None else "untied+t5",
         "cls": "untied",
-        NAMES["layers"]: len(layers),
-        NAMES["width"]: table.size(1),
-        NAMES["ffn"]: weights["encoder.layers.0.fc1.weight"].size(0),
+        "layers": len(layers),
+        "width": table.size(1),
+        "ffn": weights["encoder.layers.0.fc1.weight"].size(0),
         "max_positions": len(table) - 1,
     }
     if relative is not None:
-        options[NAMES["heads"]] = relative.size(1)
+        options["heads"] = relative.size(1)
     return weights, options
 
 
 def weights_to_released(weights: dict) -> dict:
     """Our model state -> that of the released code. Raises ValueError if the tensors are not those of TUPE-A or -R."""
     table = [(ours, theirs) for theirs, ours in RELEASED]
-    state = {rename(key, table): value for key, value in weights.items() if not key.endswith("_extra_state")}
+    state = {rename(key, table): value for key, value in weights.items() if key != FINGERPRINT}
     if unknown := sorted(key for key in state if not key.startswith(("decoder.", "classification_heads."))):
         raise ValueError(f"the released code has no counterpart of: {', '.join(unknown[:5])}")
     state["decoder.lm_head.weight"] = state[BODY + "embed_tokens.weight"]
     return state
 
 
-RELEASED_OPTIONS = [  # under fairseq's names
-    NAMES[option]
-    for option in (
-        "layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "activation_dropout",
-        "pooler_dropout",
-    )
+RELEASED_OPTIONS = [
+    "layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "activation_dropout",
+    "pooler_dropout",
 ]  # fmt: skip
 
 
@@ -190,17 +146,16 @@ def from_released(path: str | Path, heads: int | None = None) -> Trained:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     args = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
-    recorded = {key: args[key] for key in RELEASED_OPTIONS if args.get(key) is not None}
+    recorded = {name: args[NAMES[name]] for name in RELEASED_OPTIONS if args.get(NAMES[name]) is not None}
     contradictions = [key for key in recorded if key in options and recorded[key] != options[key]]
     if contradictions:
         raise ValueError(f"{path}: options and tensors contradict each other in {', '.join(contradictions)}")
-    options = {**recorded, **options}
-    options.setdefault(NAMES["heads"], heads)
-    if options[NAMES["heads"]] is None:
+    options = {"heads": heads, **recorded, **options}
+    if options["heads"] is None:
         raise ValueError(f"{path} does not give the number of attention heads; use --heads")
     if args.get("activation_fn", "gelu") != "gelu" or args.get("encoder_normalize_before"):
         raise ValueError(f"{path}: only post-layer-norm models with GELU are supported")
-    return build(weights, options)
+    return Trained(ModelConfig(**options), weights, path=Path(path))
 
 
 def to_released(trained: Trained) -> dict:
@@ -209,23 +164,19 @@ def to_released(trained: Trained) -> dict:
     The released code has only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax. Raises ValueError
     for other models.
     """
-    model = {theirs: getattr(trained.config, ours) for ours, theirs in NAMES.items()}
+    model, relative = trained.config, trained.config.position == "untied+t5"
     possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
-    own = [name for name in BLOCK_DEFAULTS["transformer"] if model.get(name, "auto") != "auto"]
-    kind = {key: model[key] for key in ("position", *possible, *own)}
-    relative = kind["position"] == "untied+t5"
-    if {**kind, "position": ""} != {**possible, "position": ""} or not (relative or kind["position"] == "untied"):
-        raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {kind}")
-    if trained.name.startswith("electra"):
+    own = {name: getattr(model, name) for name in possible} | model.unlike_bert()
+    if own != possible or not (relative or model.position == "untied"):
+        raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {dict(position=model.position, **own)}")
+    if trained.more:
         raise ValueError("the released code has no ELECTRA")
-    options = {key: model[key] for key in RELEASED_OPTIONS}
-    size = "large" if options[NAMES["layers"]] == 24 else "base"
-    tokens = trained.task.get("tokens_per_sample", options["max_positions"])
     args = argparse.Namespace(
-        **options, arch=f"bert_{size}", task="masked_lm", criterion="masked_lm", data=".", tokens_per_sample=tokens,
-        activation_fn="gelu", encoder_normalize_before=False, embedding_normalize=True,
-        rel_pos=relative, mask_prob=0.15, leave_unmasked_prob=0.1, random_token_prob=0.1,
-        mask_whole_words=False, sample_break_mode="complete", seed=trained.cfg.get("common", {}).get("seed", 1),
+        **{NAMES[name]: getattr(model, name) for name in RELEASED_OPTIONS},
+        arch="bert_large" if model.layers == 24 else "bert_base", task="masked_lm", criterion="masked_lm", data=".",
+        tokens_per_sample=trained.task.get("tokens_per_sample", model.max_positions), activation_fn="gelu",
+        encoder_normalize_before=False, embedding_normalize=True, rel_pos=relative, mask_prob=0.15,
+        leave_unmasked_prob=0.1, random_token_prob=0.1, mask_whole_words=False, sample_break_mode="complete", seed=1,
     )  # fmt: skip
     history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
     return {
@@ -256,15 +207,15 @@ BERT = [  # (a part of a name in BERT, the same part in ours)
 ]
 BERT_ALWAYS = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 BERT_OPTIONS = {  # name in config.json, which is also that of our export -> our option
-    names_in("hugging_face")[option]: NAMES[option]
+    EXPORTED[option]: option
     for option in ("layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "layer_norm_eps")
 }
 
 
-def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, list[str], dict[str, bytes]]:
-    """Of a BERT's folder: its ids in the order of our dictionary, the dictionary's types, and {name: contents} of its
-    tokeniser with our ids. Both texts of a pair are of the one segment that the model has. longest: tokens of a text.
-    Raises ValueError for a folder without a tokeniser of the library `tokenizers`, and for ids with gaps."""
+def bert_tokens(folder: str | Path) -> tuple[torch.Tensor, dict[str, str]]:
+    """Of a BERT's folder: its ids in the order of our dictionary, and {name: content} of the dictionary and of its
+    tokeniser with our ids. Both texts of a pair are of the one segment that the model has. Raises ValueError for a
+    folder without a tokeniser of the library `tokenizers`, and for ids with gaps."""
     from tokenizers import processors
 
     content, roles, file = their_tokenizer(folder)
@@ -276,22 +227,9 @@ def bert_tokens(folder: str | Path, longest: int) -> tuple[torch.Tensor, list[st
         single=[begin, "$A", end], pair=[begin, "$A", end, "$B:0", end], special_tokens=[(begin, 0), (end, 2)]
     )
     ours, types = tokenizer.to_str(), tokenizer.get_vocab()
-    symbols = [*SPECIALS, *names_in_dictionary(ours)[len(SPECIALS) :]]
-    names = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
-    names |= {**{ROLES[role][0]: token for role, token in roles.items()}, "model_max_length": longest}
-    files = {"tokenizer.json": ours, "tokenizer_config.json": json.dumps(names, allow_nan=False)}
+    symbols = [name for name in names_in_dictionary(ours)[len(TextEncoder.SPECIALS) :] if name != MASK]
     order = torch.tensor([ids[token] for token in sorted(types, key=types.get)])
-    return order, symbols, {name: text.encode() for name, text in files.items()}
-
-
-def tokenizer_settings(file: Path) -> bytes:
-    """What `bert_tokens` writes as tokenizer_config.json, of a file that may hold code and templates of others."""
-    try:
-        found = dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from None
-    known = {"tokenizer_class", "model_input_names", "model_max_length", *(names[0] for names in ROLES.values())}
-    return json.dumps({name: value for name, value in found.items() if name in known}, allow_nan=False).encode()
+    return order, {"dict.txt": "".join(f"{name} 1\n" for name in symbols), "tokenizer.json": ours}
 
 
 def read_known(folder: str | Path, always: dict, needed: Iterable[str]) -> tuple[dict, dict]:
@@ -321,15 +259,15 @@ def renamed(folder: str | Path, state: dict, names: list[tuple[str, str]], order
     return {**weights, **{key: weights[key][order] for key in by_token}}
 
 
-def from_bert(folder: str | Path) -> tuple[Trained, list[str], dict[str, bytes]]:
-    """A Hugging Face BERT -> (a `bert_a` model, the types of its dictionary, {name: contents} of its tokeniser).
+def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
+    """A Hugging Face BERT -> (a `bert_a` model, {name: content} of its dictionary and tokeniser).
 
     The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_tokens`.
     BERT's next-sentence head is left out, and with a warning the heads of tokens and of answers. A classifier with a
     pooler becomes the head sentence_classification_head. Raises ValueError for a model with anything else.
     """
     config, state = read_known(folder, BERT_ALWAYS, BERT_OPTIONS)
-    order, symbols, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
+    order, text = bert_tokens(folder)
     state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
     state = {
         key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
@@ -355,8 +293,8 @@ def from_bert(folder: str | Path) -> tuple[Trained, list[str], dict[str, bytes]]
     for kind in ("weight", "bias"):
         classifier = state.pop(f"classifier.{kind}", None)
         if classifier is not None and pooler[kind] is not None:
-            weights[f"classification_heads.sentence_classification_head.dense.{kind}"] = pooler[kind]
-            weights[f"classification_heads.sentence_classification_head.out_proj.{kind}"] = classifier
+            weights[f"{HEADS}{CLASSIFIER}.dense.{kind}"] = pooler[kind]
+            weights[f"{HEADS}{CLASSIFIER}.out_proj.{kind}"] = classifier
         state.pop(f"qa_outputs.{kind}", None)
         state.pop(f"cls.seq_relationship.{kind}", None)
         decoder = state.pop(f"cls.predictions.decoder.{kind}", None)
@@ -367,11 +305,11 @@ def from_bert(folder: str | Path) -> tuple[Trained, list[str], dict[str, bytes]]
     weights["encoder.positions.absolute.table.weight"] = (
         weights["encoder.positions.absolute.table.weight"] + token_types[0]
     )
-    add_lm_head(weights, ModelConfig(width=config["hidden_size"]))
-    options = {"position": "absolute", "cls": "tied", **{ours: config[key] for key, ours in BERT_OPTIONS.items()}}
-    trained = build(weights, options)
-    keep_labels(trained, config, "sentence_classification_head")
-    return trained, symbols, tokenizer
+    trained = Trained(
+        ModelConfig(**{ours: config[key] for key, ours in BERT_OPTIONS.items()}), weights, path=Path(folder)
+    )
+    keep_labels(trained, config, CLASSIFIER)
+    return trained, text
 
 
 MODERNBERT = [  # (a part of a name in ModernBERT, the same part in ours)
@@ -399,26 +337,26 @@ MODERNBERT_ALWAYS = {
 }  # fmt: skip
 
 
-def rotated_columns(qkv: torch.Tensor, heads: int, back: bool = False) -> torch.Tensor:
+def rotated_columns(qkv: torch.Tensor, heads: int) -> torch.Tensor:
     """W_Q, W_K, W_V [3C, C] of a ModernBERT, which rotates columns m and m + D/2 of a head together, in the order of
-    ours, which are 2m and 2m + 1; or back."""
-    rows = qkv.unflatten(0, (3, heads, *((-1, 2) if back else (2, -1)))).transpose(2, 3)  # [3, H, D/2, 2, C]
+    ours, which are 2m and 2m + 1."""
+    rows = qkv.unflatten(0, (3, heads, 2, -1)).transpose(2, 3)  # [3, H, D/2, 2, C]
     return torch.cat([rows[:2].flatten(0, 3), qkv[2 * len(qkv) // 3 :]])
 
 
-def from_modernbert(folder: str | Path) -> tuple[Trained, list[str], dict[str, bytes]]:
+def from_modernbert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
     """A Hugging Face ModernBERT -> (a `modernbert` model, and the same). Token ids change to fairseq's order: see
     `bert_tokens`. Raises ValueError for a model with other parts than the released ones, or another head than
     the language model's."""
     config, state = read_known(folder, MODERNBERT_ALWAYS, (*MODERNBERT_OPTIONS, "local_attention", "vocab_size"))
-    order, symbols, tokenizer = bert_tokens(folder, config["max_position_embeddings"])
+    order, text = bert_tokens(folder)
     state = {key.removeprefix("model."): value for key, value in floats(state).items()}
     if (table := state.get("embeddings.tok_embeddings.weight")) is None:
         raise ValueError(f"{folder}: the model has no embeddings.tok_embeddings.weight")
     if not torch.equal(state.pop("decoder.weight", table), table):
         raise ValueError(f"{folder}: decoder.weight is not embeddings.tok_embeddings.weight: here they are one")
     weights = renamed(folder, state, MODERNBERT, order)
-    options = {NAMES[ours]: config[theirs] for theirs, ours in MODERNBERT_OPTIONS.items()}
+    options = {ours: config[theirs] for theirs, ours in MODERNBERT_OPTIONS.items()}
     rotations = config.get("rope_parameters") or {}
     bases = [
         config.get(older, rotations.get(kind, {}).get("rope_theta"))
@@ -442,135 +380,75 @@ def from_modernbert(folder: str | Path) -> tuple[Trained, list[str], dict[str, b
     for key in [key for key in weights if key.endswith("qkv.weight")]:
         weights[key] = rotated_columns(weights[key], config["num_attention_heads"])
     parts = [f"rope:base:{bases[0]}:local_base:{bases[1]}:every:{every}", f"window:size:{config['local_attention']}"]
-    options |= {"position": canonical("+".join(parts) + f":every:{every}"), "cls": "tied", "block": "modern"}
-    add_lm_head(weights, ModelConfig(block="modern", width=config["hidden_size"]))
-    return build(weights, options), symbols, tokenizer
-
-
-def to_modernbert(trained: Trained) -> dict[str, bytes]:
-    """Our model -> {name: contents} of the files of transformers' ModernBertForMaskedLM, with our order of tokens.
-    Raises ValueError for a model that is none."""
-    from safetensors.torch import save
-
-    model = trained.config
-    schemes = {one.name: one.options for one in parse(model.position)}
-    rope = {"base": 10000.0, "local_base": 0.0, "every": 3, **schemes.get("rope", {})}
-    window = {"size": 128, "every": 3, **schemes.get("window", {})}
-    wrong = [f"position {model.position}"] * (
-        schemes.keys() != {"rope", "window"} or rope.keys() != {"base", "local_base", "every"}
-        or rope["every"] != window["every"] or not window["every"] or window["size"] % 2 > 0
-    )  # fmt: skip
-    options = vars(model)
-    wanted = {"cls": "tied", "normaliser": "softmax", "segments": "none"}
-    wrong += [f"{key} {options[key]}" for key, value in wanted.items() if options[key] != value]
-    for name, word in BLOCK_DEFAULTS["modern"].items():
-        if model.resolve(name) != word:
-            wrong.append(f"{name} {model.resolve(name)}")
-    if wrong or model.block == "gau" or trained.name.startswith("electra"):
-        raise ValueError(f"the checkpoint is no ModernBERT: {', '.join(wrong) or trained.name}")
-    check_finite(trained.weights)
-    state, table = {}, [(ours, theirs) for theirs, ours in MODERNBERT]
-    for key, value in floats(trained.weights).items():
-        if key.startswith(("encoder.", "lm_head.")) and not key.endswith("_extra_state"):
-            value = rotated_columns(value, model.heads, back=True) if key.endswith("qkv.weight") else value
-            theirs = rename(key, table)
-            state[theirs if theirs.startswith(("head.", "decoder.")) else f"model.{theirs}"] = value.contiguous()
-    layers = ["sliding_attention" if i % window["every"] else "full_attention" for i in range(model.layers)]
-    bases = {"full_attention": rope["base"], "sliding_attention": rope["local_base"] or rope["base"]}
-    config = {
-        **MODERNBERT_ALWAYS, **{theirs: options[ours] for theirs, ours in MODERNBERT_OPTIONS.items()},
-        "architectures": ["ModernBertForMaskedLM"], "local_attention": window["size"], "layer_types": layers,
-        "global_attn_every_n_layers": window["every"], "global_rope_theta": bases["full_attention"],
-        "local_rope_theta": bases["sliding_attention"], "tie_word_embeddings": True,
-        "rope_parameters": {kind: {"rope_theta": base, "rope_type": "default"} for kind, base in bases.items()},
-        "vocab_size": len(state["model.embeddings.tok_embeddings.weight"]), "bos_token_id": 0, "cls_token_id": 0,
-        "pad_token_id": 1, "eos_token_id": 2, "sep_token_id": 2,
-    }  # fmt: skip
-    text = json.dumps(config, indent=2, allow_nan=False) + "\n"
-    return {"config.json": text.encode(), "model.safetensors": save(state, {"format": "pt"})}
+    config = ModelConfig(position=canonical("+".join(parts) + f":every:{every}"), block="modern", **options)
+    return Trained(config, weights, path=Path(folder)), text
 
 
 # ------------------------------------------------------------------------------------------------------ one entry point
 
 
 def convert(
-    source: str | Path,
-    target: str,
-    dictionary_file: str | Path | None,
-    output: str | Path,
-    heads: int | None = None,
-) -> Path:
-    """Convert a checkpoint as `tupe checkpoint convert` does; returns the path of the checkpoint written.
+    source: str | Path, target: str, dictionary: str | Path | None, output: str | Path, heads: int | None = None
+) -> Path:  # fmt: skip
+    """Convert a checkpoint as `tupe checkpoint convert` does; returns the folder written.
 
-    dictionary_file: None for the dict.txt beside a checkpoint or in an export. Raises ValueError for an option that
-    does not apply to this source and target.
+    dictionary: None for the dict.txt beside the checkpoint. heads: see `from_released`. Raises ValueError for an option
+    that does not apply to this source and target.
     """
-    source, given = Path(source), {"--dict": dictionary_file, "--heads": heads}
-    file = Path(dictionary_file or (source if source.is_dir() else source.parent) / "dict.txt")
-
-    def refuse(kind, *names):
-        if wrong := [name for name in names if given[name] is not None]:
-            raise ValueError(f"{' and '.join(wrong)} cannot be given for {kind}: leave it out")
-
-    if target in ("released", "modernbert"):
-        refuse(f"a checkpoint for {'the released code' if target == 'released' else 'transformers'}", "--heads")
+    source, output = Path(source), Path(output)
+    file = Path(dictionary or (source if source.is_dir() else source.parent) / "dict.txt")
+    if heads and (target == "released" or source.is_dir()):
+        raise ValueError("--heads is only for a checkpoint of the released code: leave it out")
+    if target == "released":
         trained = read_model(source)
         check_dictionary(trained.weights, file)
-        files = {"dict.txt": file.read_bytes()}
-        if target == "released":
-            check_finite(trained.weights)
-            return write_file(to_released(trained), files, output)
-        files |= to_modernbert(trained)
-        if (tokenizer := file.parent / "tokenizer.json").is_file():
-            files |= {tokenizer.name: tokenizer.read_bytes()}
-        if (settings := file.parent / "tokenizer_config.json").is_file():
-            files |= {settings.name: tokenizer_settings(settings)}
-        if (Path(output) / "config.json").exists():
-            raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
-        write_together(Path(output), files)
-        return Path(output)
-    if not source.is_dir():
-        trained, symbols = from_released(source, heads), symbols_of(file)
-        return write(trained, {"dict.txt": file.read_bytes()}, output, symbols)
-    config, weights = read_hugging_face(source)
-    if config.get("model_type") == "tupe":
-        refuse("an export, which has its own", "--heads")
-        others = [source / name for name in TextEncoder.FILES if name != "dict.txt" and (source / name).is_file()]
-        symbols = symbols_of(file)
-        files = {"dict.txt": file.read_bytes(), **{other.name: other.read_bytes() for other in others}}
-        return write(of_export(config, weights), files, output, symbols)
-    if config.get("model_type") in ("bert", "modernbert"):
-        refuse("a BERT, whose folder has its own", "--dict", "--heads")
-        modern = config["model_type"] == "modernbert"
-        trained, symbols, tokenizer = (from_modernbert if modern else from_bert)(source)
-        own = [name for name in symbols[len(SPECIALS) :] if name != MASK]  # whoever reads the file adds it again
-        text = "".join(f"{name} 1\n" for name in own)
-        return write(trained, {"dict.txt": text.encode(), **tokenizer}, output, symbols)
-    raise ValueError(f"{source}: model_type is {config.get('model_type')!r}; valid: 'bert', 'modernbert', 'tupe'")
+        checkpoint = io.BytesIO()
+        torch.save(to_released(trained), checkpoint)
+        write_together(output, {"dict.txt": file.read_bytes(), "checkpoint.pt": checkpoint.getvalue()})
+        return output
+    if source.is_dir():
+        if dictionary:
+            raise ValueError("--dict cannot be given for a BERT, whose folder has its own: leave it out")
+        trained, text = from_hugging_face(source)
+    else:
+        trained = from_released(source, heads)
+        check_dictionary(trained.weights, file)
+        text = {"dict.txt": file.read_text(encoding="utf-8")}
+    trained.model()  # raises ValueError unless the tensors are all that it describes
+    with tempfile.TemporaryDirectory() as data:
+        for name, content in text.items():
+            Path(data, name).write_text(content, encoding="utf-8")
+        export(trained, output, data, code=False)
+    return output
+
+
+def from_hugging_face(folder: Path) -> tuple[Trained, dict[str, str]]:
+    kind = read_hugging_face(folder)[0].get("model_type")
+    if kind == "tupe":
+        raise ValueError(f"{folder} is a model of this project already: every command takes it as it is")
+    if kind not in (known := {"bert": from_bert, "modernbert": from_modernbert}):
+        raise ValueError(f"{folder}: model_type is {kind!r}; valid: {', '.join(map(repr, known))}")
+    return known[kind](folder)
 
 
 @click.command(cls=Command)
 @click.option(
     "--from", "source", type=click.Path(), required=True, help="The checkpoint, or the folder of a Hugging Face model."
 )
-@click.option("--to", "target", type=click.Choice(["tupe", "released", "modernbert"]), default="tupe",
-              show_default=True, help="What to write: a checkpoint of this project, or of another.")  # fmt: skip
+@click.option("--to", "target", type=click.Choice(["tupe", "released"]), default="tupe", show_default=True,
+              help="What to write: a model of this project, or a checkpoint of the released TUPE code.")  # fmt: skip
 @click.option("--dict", "dictionary", type=FILE, help="The model's dict.txt (default: the one beside it).")
 @click.option(
     "--heads", type=click.IntRange(1), help="The number of attention heads, if the checkpoint does not say it."
 )
-@options.output("The folder to write: checkpoint.pt, dict.txt and the tokeniser.")
+@options.output("The folder to write.")
 def command(source, target, dictionary, heads, output):
-    """Convert checkpoints of other code to this project's, and back. The contents of --from tell its kind.
+    """Convert checkpoints of other code to this project's form, a folder that every command and transformers read; and
+    back to the released TUPE code. The contents of --from tell its kind. Conversion runs no code from the input.
 
     \b
     tupe checkpoint convert --from released.pt --dict dict.txt --output DIR     the released TUPE code
-    tupe checkpoint convert --from checkpoint_best.pt --to released --dict DATA/dict.txt --output DIR
     tupe checkpoint convert --from BERT_FOLDER --output DIR                     a Hugging Face BERT or ModernBERT
-    tupe checkpoint convert --from checkpoint_best.pt --to modernbert --dict DATA/dict.txt --output DIR
-    tupe checkpoint convert --from EXPORT_FOLDER --output DIR                   what `tupe checkpoint export` wrote
-
-    Use the checkpoint with TupeModel.from_pretrained(DIR, "checkpoint.pt"), `tupe finetune --checkpoint` or
-    --restore-file. Conversion runs no code from the input.
+    tupe checkpoint convert --from checkpoint_best.pt --to released --dict DATA/dict.txt --output DIR
     """
     click.echo(f"wrote {convert(source, target, dictionary, output, heads)}")

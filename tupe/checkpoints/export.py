@@ -1,26 +1,28 @@
-"""Checkpoint -> folder that the transformers library loads without fairseq, and back. With the model's code, which is
-the files of this package's root, it is loaded without this package too."""
+"""A model -> a folder that the transformers library loads without fairseq, the one form in which models are written.
+With the model's code, which is the files of this package's root, it is loaded without this package too."""
 
 import importlib.util
 import json
 import os
 import shlex
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from ..common import options as choices
 from ..common import record
-from ..common.options import FOLDER, Command, shorten_list
+from ..common.options import Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..positions import parse
 from ..schemes import SCHEMES
-from .trained import Trained, check_dictionary, read_model
+from .trained import Trained, read_model
 
 SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
 ROOT = Path(__file__).parents[1]
 NOT_EXPORTED = {"__init__", "__main__", "hf", "config"}  # of the package's root: all else there is the model
+UPDATES = "training.json"  # the number of updates, for `record.updates_of`
 # model class of the export -> its auto class in transformers
 AUTO = {
     "TupeModel": "AutoModel",
@@ -39,41 +41,64 @@ def export(
     """Write config.json, model.safetensors, the tokeniser's files, a model card and the code into the folder `output`.
 
     checkpoint: a file of fairseq's, a folder of transformers, or a model. data: folder with dict.txt and the model of
-    the pieces, without which no tokeniser is exported (default: the folder of the checkpoint). head: the classification
-    head that becomes the classifier, if there are several. code: without it, the folder is loaded where this package is
-    installed (`import tupe.hf`). onnx: write model.onnx too, see `onnx_file`.
+    the pieces, without which no tokeniser is exported (default: see `Trained.text`). head: the classification head that
+    becomes the classifier, if there are several. code: without it, the folder is loaded where this package is installed
+    (`import tupe.hf`). onnx: write model.onnx too, see `onnx_file`.
     Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
     model already, or one of the files with another content.
     """
+    trained = checkpoint if isinstance(checkpoint, Trained) else read_model(checkpoint)
+    head, data = trained.choose_head(head), trained.text(data)
+    if Path(output).resolve() == data.resolve():
+        raise ValueError(f"--data and --output are both {output}; choose another folder to write")
+    if code:
+        refuse_own_schemes(trained.config.position)
+    if Path(output).suffix == ".pt":
+        raise ValueError(f"--output {output}: a model is written as a folder; choose a name without .pt")
+    if (Path(output) / "config.json").exists():
+        raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
+    text = tokenizer_files(data, trained.config.max_positions, code)
+    files = {"README.md": model_card(trained, data, head, code), **files_of(trained, text, head, code)}
+    if onnx:
+        files["model.onnx"] = onnx_file(json.loads(files["config.json"]), trained.tensors(head))
+    record.write_together(output, {**(modelling_code() if code else {}), **files})
+
+
+def files_of(trained: Trained, text: Mapping, head: str | None = None, code: bool = False) -> dict[str, str | bytes]:
+    """{name: content} of a model's folder, of which config.json is the last. Raises ValueError for weights that are NaN
+    or infinite."""
     from safetensors.torch import save
 
-    output = Path(output)
-    trained = checkpoint if isinstance(checkpoint, Trained) else read_model(checkpoint)
-    data = Path(data or trained.run)
-    refuse_own_schemes(trained.config.position)
-    head = trained.choose_head(head)
-    weights = trained.tensors(head)
-    check_finite(weights)
-    if (output / "config.json").exists():
-        raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
-    if output.resolve() == data.resolve():
-        raise ValueError(f"--data and --output are both {output}; choose another folder to write")
-    if not (data / "dict.txt").is_file():
-        raise ValueError(f"{data} has no dict.txt; give the folder of the pre-training data with --data")
-    check_dictionary(trained.weights, data / "dict.txt")
-    config = trained.settings(head)
+    weights, config = trained.tensors(head), trained.settings(head)
+    if wrong := [key for key, value in weights.items() if value.is_floating_point() and not value.isfinite().all()]:
+        raise ValueError(f"weights are NaN or infinite, in {shorten_list(wrong)}: did the training diverge?")
     has_lm = config["architectures"] == ["TupeForMaskedLM"]
-    classes = {name: auto for name, auto in AUTO.items() if has_lm or name != "TupeForMaskedLM"}
     if code:
+        classes = {name: auto for name, auto in AUTO.items() if has_lm or name != "TupeForMaskedLM"}
         config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
         config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
-    card = model_card(trained, data, code, config.get("label_range"))
     tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
-    files = {**tokenizer_files(data, config["max_position_embeddings"], code), "model.safetensors": tensors}
-    files |= {"README.md": card, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
-    if onnx:
-        files["model.onnx"] = onnx_file(config, weights)
-    record.write_together(output, {**(modelling_code() if code else {}), **files})
+    files = {**text, "model.safetensors": tensors}
+    if trained.updates:
+        files[UPDATES] = json.dumps({"updates": trained.updates})
+    return {**files, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
+
+
+def publish(run: Path, data: Path) -> None:
+    """Write the model of a finished run of fairseq's into its folder, under the names that the second engine gives it:
+    the best of a fine-tuning, the last of a pre-training. data: the folder of its dict.txt. Where it is already, or
+    there is no checkpoint, nothing is written. Raises ValueError for a model that is not of this package."""
+    found = [path for name in ("best", "last") if (path := run / f"checkpoint_{name}.pt").is_file()]
+    if not found:
+        return
+    best = (record.read(run) or record.Record()).metrics
+    trained = read_model(found[0 if best else -1], mmap=True)
+    if (run / "config.json").is_file() and record.updates_of(run) == trained.updates:
+        return
+    for name in ("config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
+        (run / name).unlink(missing_ok=True)
+    text = tokenizer_files(data, trained.config.max_positions, code=False)
+    record.write_together(run, files_of(trained, text, trained.choose_head(None)))
 
 
 def onnx_file(config: dict, weights: dict) -> bytes:
@@ -135,14 +160,14 @@ Licence: the code in this folder is MIT. What the weights may be used for also d
 """
 
 
-def model_card(trained: Trained, data: Path, code: bool = True, label_range: list | None = None) -> str:
+def model_card(trained: Trained, data: Path, head: str | None = None, code: bool = True) -> str:
     """The text of README.md: settings, data and scores, as far as checkpoint, record and manifest know them. code:
-    whether the folder has the model's; label_range: of a regression."""
+    whether the folder has the model's."""
     model, updates = trained.config, trained.updates
     sizes = f"{model.layers} layers, {model.width} wide, {model.heads} heads, {model.max_positions} positions"
     parameters = sum(value.numel() for value in trained.weights.values() if value.is_floating_point())
     facts = {"size": f"{sizes}, {parameters:,} parameters"}
-    if label_range:
+    if label_range := trained.ranges.get(head):
         facts["answers"] = "numbers from {:g} to {:g}, as the labels of the fine-tuning".format(*label_range)
     if updates:
         facts["updates"] = f"{updates:,}"
@@ -155,19 +180,15 @@ def model_card(trained: Trained, data: Path, code: bool = True, label_range: lis
                 f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs{lower}; "
                 f"{content['vocab_size']:,} types"
             )
-    averaged = trained.extra.get("averaged")
-    if averaged:
-        facts["updates"] = f"{updates:,}, mean of {averaged} checkpoints"
     known = record.read(trained.run) if trained.run else None
-    here = [
-        entry for entry in (known.scores if known else ())  # of this checkpoint, not of another one of its run
-        if not averaged and updates and entry["num_updates"] == updates and entry["split"] == known.splits[0]
-    ]  # fmt: skip
-    if here:
+    if updates and trained.averaged:
+        facts["updates"] = f"{updates:,}, mean of {trained.averaged} checkpoints"
+    elif known and updates:
+        here = [  # of this checkpoint, not of another one of its run
+            entry for entry in known.scores if entry["num_updates"] == updates and entry["split"] == known.splits[0]
+        ]
         what = f"{known.metric} on {known.task}" if known.metrics else f"loss in {known.loss_unit}"
-        facts[f"{what}, validation"] = f"{here[-1][known.metric]:.4g}"
-    elif updates and trained.extra.get("val_loss") is not None:
-        facts["loss, validation"] = f"{trained.extra['val_loss']:.4g}"
+        facts |= {f"{what}, validation": f"{entry[known.metric]:.4g}" for entry in here}
     if known:
         facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
@@ -175,7 +196,7 @@ def model_card(trained: Trained, data: Path, code: bool = True, label_range: lis
     language = {"xx": "multilingual"}.get(name := content.get("language", "en"), name)
     load = f"{'' if code else 'import tupe.hf; '}AutoModel.from_pretrained(FOLDER{', trust_remote_code=True' * code})"
     return CARD.format(
-        language=language, name=trained.name, position=model.position, cls=model.cls, rows=rows, load=load
+        language=language, name=trained.architecture, position=model.position, cls=model.cls, rows=rows, load=load
     )  # fmt: skip
 
 
@@ -199,22 +220,20 @@ def refuse_own_schemes(position: str) -> None:
         raise ValueError(f"{', '.join(own)} is not in this package's schemes_*.py: its code cannot be exported")
 
 
-def check_finite(weights: dict) -> None:
-    """Raise ValueError for weights that are NaN or infinite."""
-    wrong = [key for key, value in weights.items() if value.is_floating_point() and not value.isfinite().all()]
-    if wrong:
-        raise ValueError(f"weights are NaN or infinite, in {shorten_list(wrong)}: did the training diverge?")
-
-
 def modelling_code() -> dict[str, bytes]:
     """The files of the model, as they are: {name: content}."""
     return {file.name: file.read_bytes() for file in ROOT.glob("*.py") if file.stem not in NOT_EXPORTED}
 
 
+text_option = choices.data(
+    "The folder of dict.txt and the pieces (default: the model's, or its training's).", required=False
+)
+
+
 @click.command(cls=Command)
 @choices.checkpoint("The checkpoint to export.")
 @choices.output("The folder to write.")
-@click.option("--data", type=FOLDER, help="The folder of dict.txt and the pieces (default: the checkpoint's).")
+@text_option
 @click.option("--head", help="The classification head to export, if there are several.")
 @click.option("--code/--no-code", default=True, show_default=True, help="Copy the model's code into the folder.")
 @click.option("--onnx", is_flag=True, help="Write model.onnx too, and check it with onnxruntime (needs tupe[onnx]).")
@@ -229,8 +248,6 @@ def command(checkpoint, output, data, head, code, onnx):
     \b
     tupe checkpoint export --checkpoint checkpoint_last.pt --output OUT --no-code
     python -c "import tupe.hf; from transformers import AutoModel; AutoModel.from_pretrained('OUT')"
-
-    Back: tupe checkpoint convert --from OUT --output DIR
     """
     export(checkpoint, output, data, head, code, onnx)
     click.echo(f"wrote {output}")

@@ -4,10 +4,11 @@ which is one file. Neither is written to, and neither needs fairseq.
 V vocabulary.
 """
 
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,10 @@ from ..common.architectures import architecture_of
 from ..common.options import shorten_list, split_files
 from ..common.safe_load import NOT_OURS, load_safely, num_updates, read_config, tensors_of
 from ..data.blocks import BOS, EOS, PAD, hash_of
-from ..data.glue import TASKS, Glue, glue_name, own_task
-from ..data.splits import read_symbols
-from ..encoder import BLOCKS, Encoder, LMHead, ModelConfig, names_in
-from ..names import ELECTRA, split_size
-from ..positions import canonical, format_value, is_loaded
+from ..data.glue import TASKS, glue_name, own_task
+from ..data.splits import folders_of, read_symbols
+from ..encoder import BLOCKS, ModelConfig, names_in
+from ..positions import bounded_schemes, canonical, format_value, is_loaded
 from ..text import read_dictionary
 from .gate import PRETRAINING, RUNNING, read_checkpoint
 
@@ -36,18 +36,21 @@ SETTINGS, FINGERPRINT = "encoder._extra_state", "_extra_state"  # in the weights
 
 @dataclass
 class Trained:
-    """weights: {name: tensor} of "encoder.", "lm_head." and "classification_heads.NAME."; of fairseq's checkpoints also
-    the settings and the dictionary's fingerprint, and an ELECTRA's generator. cfg: what such a checkpoint says of its
-    model, task and criterion. labels: {head: names of its classes}. layout: of a task with labels of its own. extra:
-    what a training noted. path: the file or folder that it was read from."""
+    """weights: {name: tensor} of "encoder.", "lm_head." and "classification_heads.NAME."; `FINGERPRINT` of the
+    dictionary, if it is known; of a file of an ELECTRA its generator. task: what is known of its task's settings. name:
+    of the architecture, as a file says. more: what a file says of its model beside `config`. labels, ranges: {head:
+    names of its classes, [least, greatest] label of a regression}. averaged: of how many models it is the mean. path:
+    the file or folder that it was read from."""
 
     config: ModelConfig
     weights: dict[str, Tensor]
-    cfg: dict = field(default_factory=dict)
+    task: dict = field(default_factory=dict)
+    name: str = ""
+    more: dict = field(default_factory=dict)
     updates: int = 0
     labels: dict = field(default_factory=dict)
-    layout: dict | None = None
-    extra: dict = field(default_factory=dict)
+    ranges: dict = field(default_factory=dict)
+    averaged: int = 0
     path: Path | None = None
 
     @property
@@ -56,18 +59,51 @@ class Trained:
         return self.path if self.path is None or self.path.is_dir() else self.path.parent
 
     @property
-    def name(self) -> str:
-        """Of the architecture."""
-        return self.cfg.get("model", {}).get("_name") or architecture_of(self.config)
-
-    @property
-    def task(self) -> dict:
-        return self.cfg.get("task", {})
+    def architecture(self) -> str:
+        return self.name or architecture_of(self.config)
 
     @property
     def types(self) -> int:
         """V"""
         return len(self.weights["encoder.tokens.weight"])
+
+    def text(self, data: str | Path | None = None) -> Path:
+        """The folder of the model's dict.txt and tokeniser: `data`, or where the model is, or where it was trained.
+        Raises ValueError if none is there, or another model's."""
+        places = [Path(data)] if data else [self.run, *folders_of(self.task.get("data", "."))]
+        place = next((place for place in places if place and (place / "dict.txt").is_file()), None)
+        if place is None:
+            raise ValueError(f"{places[-1]} has no dict.txt; give the folder of the training data with --data")
+        check_dictionary(self.weights, place / "dict.txt")
+        return place
+
+    def options(self) -> dict:
+        """The structure of the model under fairseq's names, with the architecture's."""
+        options = {theirs: getattr(self.config, ours) for ours, theirs in NAMES.items()}
+        return {**self.more, **options, "_name": self.architecture}
+
+    def longest(self, length: int) -> int:
+        """The most tokens of a sequence where training goes on with `length` of them: the model's own, or more if its
+        positions compute any length. Raises ValueError if they do not."""
+        limited = bounded_schemes(self.config.position)
+        if limited and length > self.config.max_positions:
+            raise ValueError(
+                f"sequences of {length} tokens: {' and '.join(limited)} of the checkpoint {self.path} has vectors for "
+                f"{self.config.max_positions}; `tupe checkpoint stretch` makes more of them"
+            )
+        return max(length, self.config.max_positions)
+
+    def origin(self) -> dict:
+        """What the record of a run says of the model that it starts from. The fingerprint, 12 hexadecimal digits, tells
+        weights from others of these shapes by a few of each tensor."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted({**self.weights, SETTINGS: pack_settings(settings_of(self.config))}.items()):
+            some = tensor.flatten()[:: max(tensor.numel() // 16, 1)]
+            digest.update(f"{name} {tuple(tensor.shape)} {some.tolist()}".encode())
+        return {
+            "pretrained": str(self.path.resolve()), "pretrained_updates": self.updates,
+            "pretrained_weights": digest.hexdigest()[:12],
+        }  # fmt: skip
 
     def heads(self) -> list[str]:
         return sorted({key.split(".")[1] for key in self.weights if key.startswith(HEADS)})
@@ -82,23 +118,10 @@ class Trained:
             raise ValueError(f"the checkpoint has no head {head!r}; it has: {', '.join(heads) or 'none'}")
         return head or next(iter(heads), None)
 
-    def label_range(self, head: str) -> list | None:
-        """`Glue.range` of a classification head; None if it is not known."""
-        of_glue = self.task.get("_name") == "glue"
-        if of_glue and self.task["classification_head_name"] != head:
-            return None
-        if head in self.labels and self.layout:
-            return own_task(self.layout).range
-        return TASKS[glue_name(self.task["glue_task"])].range if of_glue else None
-
-    def label_names(self, head: str, classes: int) -> list[str]:
-        """The names of a head's classes in the order of its outputs: its own, or an older checkpoint's task of GLUE."""
-        names = self.labels.get(head, ())
-        if not names and self.task.get("_name") == "glue" and self.task["classification_head_name"] == head:
-            names = TASKS[glue_name(self.task["glue_task"])].names
-        return list(names) if len(names) == classes else [f"LABEL_{n}" for n in range(classes)]
-
-    # ------------------------------------------------------------------------------------------------ transformers
+    def label_names(self, head: str) -> list[str]:
+        """The names of a head's classes in the order of its outputs."""
+        classes = len(self.weights[f"{HEADS}{head}.out_proj.weight"])
+        return list(self.labels.get(head, ())) or [f"LABEL_{n}" for n in range(classes)]
 
     def settings(self, head: str | None = None) -> dict:
         """What config.json says. head: the classification head that becomes the classifier."""
@@ -108,13 +131,12 @@ class Trained:
         config["dtype"] = "float32"  # also for weights that are stored in half precision
         config["classifier_name"] = head or CLASSIFIER  # fairseq's name of it
         if head is not None:
-            classes = len(self.weights[f"{HEADS}{head}.out_proj.weight"])
-            names = self.label_names(head, classes)
+            names = self.label_names(head)
             config["classifier_inner"] = len(self.weights[f"{HEADS}{head}.dense.weight"])
             config["id2label"] = {str(n): name for n, name in enumerate(names)}
             config["label2id"] = {name: n for n, name in enumerate(names)}
-            config["problem_type"] = "single_label_classification" if classes > 1 else "regression"
-            config["label_range"] = self.label_range(head) if classes == 1 else None
+            config["problem_type"] = "single_label_classification" if len(names) > 1 else "regression"
+            config["label_range"] = self.ranges.get(head)
         config["architectures"] = ["TupeForMaskedLM" if "lm_head.bias" in self.weights else "TupeModel"]
         return config
 
@@ -122,16 +144,14 @@ class Trained:
         """The weights under transformers' names. Of an ELECTRA, only the discriminator's encoder."""
         tensors = {}
         for key, value in self.weights.items():
-            if key.endswith(FINGERPRINT) or key.startswith(("generator.", "discriminator.")):
-                continue
             if key.startswith("encoder."):
                 tensors[f"tupe.{key}"] = value
             elif key.startswith("lm_head."):
                 tensors[key] = value
             elif key.startswith(f"{HEADS}{head}."):
                 tensors[key.replace(f"{HEADS}{head}.", "classifier.")] = value
-            elif not key.startswith(HEADS):
-                raise ValueError(f"an export cannot hold {key}")
+            elif key != FINGERPRINT and not key.startswith((HEADS, "generator.", "discriminator.")):
+                raise ValueError(f"a model of transformers cannot hold {key}")
         return tensors
 
     def model(self, kind: type | None = None, head: str | None = None, **settings: Any) -> Any:
@@ -148,46 +168,12 @@ class Trained:
             what = " ".join(str(error).split())[:200]
             raise ValueError(f"{self.path} cannot be loaded: its tensors are not those of its model: {what}") from None
         model.base_model.encoder.config.places = self.config.places  # which transformers' configuration does not name
-        if lack := sorted(key for key in found.missing_keys if key.startswith("tupe.")):
+        parts = ("tupe.", "lm_head.") if kind is None and "lm_head.bias" in self.weights else "tupe."
+        if lack := sorted(key for key in found.missing_keys if key.startswith(parts)):
             raise ValueError(f"{self.path} has no {shorten_list(lack)} of the model that it describes")
-        if strange := sorted(key for key in found.unexpected_keys if key.startswith("tupe.")):
+        if strange := sorted(key for key in found.unexpected_keys if key.startswith(parts)):
             raise ValueError(f"{self.path} has {shorten_list(strange)}, which the model that it describes has not")
         return model.float().eval()
-
-    # ------------------------------------------------------------------------------------------------------ fairseq
-
-    def check(self) -> None:
-        """Raise ValueError if the encoder and the language model's head are not what the configuration describes."""
-        parts = {"encoder.": Encoder(self.types, PAD, EOS, self.config)}
-        parts["lm_head."] = LMHead(self.config.width, self.types, config=self.config)
-        wanted = {part + key: x.shape for part, module in parts.items() for key, x in module.state_dict().items()}
-        found = {key: x.shape for key, x in self.weights.items() if key.startswith(tuple(parts)) and key != SETTINGS}
-        if wrong := sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key)):
-            raise ValueError(
-                f"the tensors are not those of the model that the options describe: {', '.join(wrong[:5])}"
-            )
-
-    def state(self, symbols: list[str] | None = None) -> dict:
-        """The contents of a checkpoint from which fairseq trains with a new optimizer. symbols: the dictionary's, where
-        the weights have no fingerprint of it."""
-        weights = dict(self.weights)
-        if split_size(self.name)[0] not in ELECTRA:
-            add_lm_head(weights, self.config)
-            replace(self, weights=weights).check()
-        if FINGERPRINT not in weights:
-            weights[FINGERPRINT] = fingerprint(symbols or read_symbols(self.task["data"]))
-        options = {NAMES[f.name]: getattr(self.config, f.name) for f in fields(ModelConfig)}
-        running = {name: kind[0] if isinstance(kind, tuple) else kind() for name, kind in RUNNING.items()}
-        task = {"_name": "tupe_masked_lm", "data": ".", "tokens_per_sample": self.config.max_positions}
-        cfg = {"criterion": {"_name": "masked_lm"}, "common": {"seed": 1}, **self.cfg, "task": {**task, **self.task}}
-        cfg["model"] = {**running, **self.cfg.get("model", {}), **options, "_name": self.name}
-        history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": self.updates}
-        begin = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}, "val_loss": None}
-        kept = {"labels": self.labels, "layout": self.layout} if self.labels or self.layout else {}
-        return {
-            "args": None, "cfg": cfg, "model": weights, "criterion": {}, "optimizer_history": [history],
-            "task_state": kept, "extra_state": {**begin, **self.extra}, "last_optimizer_state": None,
-        }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -201,28 +187,33 @@ def read_model(path: str | Path, mmap: bool = False) -> Trained:
 
 def of_state(state: dict, path: str | Path) -> Trained:
     """The model in what `read_checkpoint` returned of a file."""
-    saved, weights = state["cfg"]["model"], state["model"]
+    saved, weights, task = state["cfg"]["model"], dict(state["model"]), state["cfg"]["task"]
     if "encoder.tokens.weight" not in weights:
         raise ValueError(f"{path} is {NOT_OURS}")
     try:
         spelled(saved["position"], saved["position_file"])
         config = ModelConfig(**{ours: saved[theirs] for ours, theirs in NAMES.items()})
         if SETTINGS in weights:
-            check_settings(unpack_settings(weights[SETTINGS]), settings_of(config))
+            check_settings(unpack_settings(weights.pop(SETTINGS)), settings_of(config))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    kept = state.get("task_state") or {}
+    kept, ranges = state.get("task_state") or {}, {}
+    if task["_name"] == "glue":
+        layout = kept.get("layout")
+        glue = own_task(layout) if layout else TASKS[glue_name(task["glue_task"])]
+        ranges = {task["classification_head_name"]: glue.range}
+    known = {*NAMES.values(), *RUNNING, "_name"}
+    more = {name: value for name, value in saved.items() if name not in known}
     return Trained(
-        config, weights, state["cfg"], num_updates(state), kept.get("labels") or {}, kept.get("layout"),
-        dict(state["extra_state"]), Path(path),
+        config, weights, task, saved["_name"], more, num_updates(state), kept.get("labels") or {}, ranges,
+        path=Path(path),
     )  # fmt: skip
 
 
 def of_folder(folder: str | Path) -> Trained:
     """The model in a folder that transformers reads, and what its run's record says of its training."""
     config_of(folder)
-    config, tensors = read_hugging_face(folder)
-    trained, here = of_export(config, tensors), Path(folder).resolve()
+    trained, here = of_export(*read_hugging_face(folder)), Path(folder).resolve()
     about = record.read(here) or record.read(here.parent)  # of a run, or of its checkpoint-N
     own = about.config if about else {}
     known = {key.partition(".")[2]: value for key, value in own.items() if key.startswith("task.")}
@@ -230,7 +221,7 @@ def of_folder(folder: str | Path) -> Trained:
     places = [place for place in around if (place / "dict.txt").is_file()]
     data = str((places or around)[0])
     kept = {key: value for key, value in known.items() if key in PRETRAINING}
-    trained.cfg["task"] = {"_name": "tupe_masked_lm", **kept, "data": data}
+    trained.task = {"_name": "tupe_masked_lm", **kept, "data": data}
     trained.updates, trained.path = record.updates_of(folder), Path(folder)
     if places:
         trained.weights[FINGERPRINT] = fingerprint(read_symbols(data))
@@ -243,14 +234,14 @@ def of_export(config: dict, tensors: dict[str, Tensor]) -> Trained:
     head, weights = config.get("classifier_name", CLASSIFIER), {}
     for key, value in tensors.items():
         if key.startswith(("token_classifier.", "qa_outputs.")):
-            logger.warning(f"leaving out {key}: a checkpoint has no head of tokens or answers; use it in transformers")
+            logger.warning(f"leaving out {key}: only transformers has heads of tokens and answers")
         elif key.startswith("classifier."):
             weights[f"{HEADS}{head}.{key.removeprefix('classifier.')}"] = value
         elif key != "decoder.weight":  # in a pickle: the token embeddings again
             weights[key.removeprefix("tupe.")] = value  # saved from TupeModel itself, it has no such beginning
     if "encoder.tokens.weight" not in weights:
         raise ValueError("the folder has no tupe.encoder.tokens.weight: not a model of this project")
-    trained = Trained(options, {**weights, SETTINGS: pack_settings(settings_of(options))})
+    trained = Trained(options, weights)
     keep_labels(trained, config, head)
     return trained
 
@@ -262,10 +253,7 @@ def keep_labels(trained: Trained, config: Mapping, head: str) -> None:
     weight = trained.weights.get(f"{HEADS}{head}.out_proj.weight")
     if weight is None or len(names) != len(weight) or all(name.startswith("LABEL_") for name in names):
         return
-    trained.labels = {head: names}
-    if len(names) == 1 and (known := config.get("label_range")):
-        regression = Glue((), names[0], (), ("pearson", "spearman"), bottom=known[0], top=known[1], own=True)
-        trained.layout = regression.plain()
+    trained.labels, trained.ranges = {head: names}, {head: config.get("label_range")}
 
 
 def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
@@ -321,14 +309,6 @@ def updates_of(checkpoint: str | Path) -> int:
     return num_updates(read_checkpoint(checkpoint, mmap=True))
 
 
-def add_lm_head(weights: dict, config: ModelConfig) -> None:
-    """Add an initialised language-model head if there is none. config: what the head needs of it."""
-    if "lm_head.bias" not in weights:
-        logger.warning("no language-model head found; a new one is initialised")
-        fresh = LMHead(config.width, len(weights["encoder.tokens.weight"]), config=config).state_dict()
-        weights.update({f"lm_head.{key}": value for key, value in fresh.items()})
-
-
 # ------------------------------------------------------------------------- what fairseq's checkpoints say of themselves
 
 
@@ -337,17 +317,12 @@ def fingerprint(symbols: list[str]) -> Tensor:
     return torch.tensor(list(hash_of(symbols).digest()), dtype=torch.long)
 
 
-def symbols_of(file: str | Path) -> list[str]:
-    """The types of a dict.txt. Raises ValueError if there is none."""
-    if not Path(file).is_file():
-        raise ValueError(f"dictionary not found: {file}; give the dict.txt that the model was trained with")
-    return read_dictionary(Path(file))
-
-
 def check_dictionary(weights: Mapping[str, Tensor], file: str | Path) -> list[str]:
     """The types of the dict.txt `file`. Raises ValueError unless a model with these weights was trained with it; where
     the weights do not say with which one, unless it is as long."""
-    symbols, types = symbols_of(file), len(weights["encoder.tokens.weight"])
+    if not Path(file).is_file():
+        raise ValueError(f"dictionary not found: {file}; give the dict.txt that the model was trained with")
+    symbols, types = read_dictionary(Path(file)), len(weights["encoder.tokens.weight"])
     if len(symbols) != types:
         raise ValueError(
             f"{file} makes {len(symbols)} types, the model has {types}: another model's dictionary; take the "

@@ -31,9 +31,7 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "probe properties": ("evaluate.probes:command", "Show what a trained encoding prefers (identical words)."),
     },
     "Checkpoints": {
-        "checkpoint average": ("checkpoints.files:average_command", "Take the mean of several checkpoints' weights."),
-        "checkpoint strip": ("checkpoints.files:strip_command", "Leave out the optimizer's state."),
-        "checkpoint merge": ("checkpoints.files:merge_command", "Join the shards of several processes."),
+        "checkpoint average": ("checkpoints.average:command", "Take the mean of several checkpoints' weights."),
         "checkpoint convert": ("checkpoints.convert:command", "Convert from and to TUPE's code, Hugging Face, BERT."),
         "checkpoint export": ("checkpoints.export:command", "Write a folder that the transformers library loads."),
         "checkpoint stretch": ("checkpoints.stretch:command", "Make tables of positions longer, by interpolation."),

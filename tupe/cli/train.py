@@ -3,7 +3,6 @@ are read and the memory allocator is chosen: a mistake is refused at once."""
 
 import re
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,7 @@ def launcher(function: Callable) -> Callable:
 def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     """Train a masked language model or an ELECTRA, from scratch as the paper does, or further:
 
-    tupe pretrain --recipe pretrain_further --finetune-from-model FILE --data DATA --output DIR
+    tupe pretrain --recipe pretrain_further --finetune-from-model CHECKPOINT --data DATA --output DIR
 
     An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
     precision is --fp16 or --autocast bf16.
@@ -129,7 +128,7 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
     settings = settings_of(FINETUNE, "finetune", [chosen], words, values)
     if not machine["dry_run"]:
         check_data(data, settings, task)
-    start(settings, data, machine, engine, checkpoint)
+    start(settings, data, machine, engine)
 
 
 # ------------------------------------------------------------------------------------------------ before torch is there
@@ -194,24 +193,11 @@ def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
 
 
 def start(
-    settings: Settings, data: Path, machine: dict, engine: str = "fairseq", checkpoint: Path | None = None
+    settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
 ) -> None:  # fmt: skip
-    """Train. machine: the options of `launcher`; checkpoint: what a fine-tuning starts from."""
+    """Train. machine: the options of `launcher`."""
     use_allocator(machine.pop("allocator"))  # starts the process again if torch is not there yet
     options.run_own_files()
     launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
-    as_it_is = checkpoint is None or engine == "torch" or machine["dry_run"]
-    with console.logged(), nullcontext(checkpoint) if as_it_is else file_of(checkpoint) as file:
-        if file is not None:
-            settings.values["checkpoint.finetune_from_model"] = str(file)
+    with console.logged():
         launch(settings, data, **machine)
-
-
-def file_of(checkpoint: Path) -> AbstractContextManager[Path]:
-    """The file for fairseq to train from, of a Hugging Face folder too."""
-    if not checkpoint.is_dir():
-        return nullcontext(checkpoint)
-    with options.quiet_imports():
-        from ..checkpoints.files import as_file
-
-    return as_file(checkpoint)

@@ -1,5 +1,7 @@
 """Reading what others have saved without running code from it. Needs only torch, and transformers for its models."""
 
+import argparse
+import codecs
 import json
 import os
 import pickle
@@ -8,6 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..encoder import names_in
@@ -24,6 +27,13 @@ SETTINGS = {
     "eos_token_id": int, "classifier_inner": int, "classifier_name": str, "id2label": dict, "label2id": dict,
     "problem_type": str, "label_range": list,
 }  # fmt: skip
+# What fairseq's checkpoints hold beside tensors and plain Python: the options of parts without a dataclass, and a numpy
+# number as the best score, by both names, so that either numpy loads what the other one wrote. `encode`: how pickle
+# writes bytes.
+HARMLESS = [
+    argparse.Namespace, codecs.encode, np.dtype, *(type(np.dtype(name)) for name in ("float64", "float32", "int64")),
+    *((np.float64(0).__reduce__()[0], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
+]  # fmt: skip
 # fairseq 0.9 pickled its progress meters into checkpoints, as objects of a module that is gone. Classes of the same
 # names that only hold data stand in for them; nothing of fairseq runs.
 OLD_METERS = [
@@ -37,8 +47,8 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
     Only tensors and plain data are read: a file that asks for anything else is refused with a ValueError, and nothing
     of it is run. mmap: leave the tensors on disk until they are used, where the file's format allows it.
     """
-    allowed = list(torch.serialization.get_safe_globals())  # torch 2.4 hands out the list itself
-    torch.serialization.add_safe_globals(OLD_METERS)
+    allowed = list(torch.serialization.get_safe_globals())  # torch's own context manager would forget those in HARMLESS
+    torch.serialization.add_safe_globals([*HARMLESS, *OLD_METERS])
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and _can_be_mapped(path))
     except FileNotFoundError:

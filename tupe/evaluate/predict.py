@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import torch
 
-from ..checkpoints.trained import HEADS, check_dictionary, read_model
+from ..checkpoints.trained import check_dictionary, read_model
 from ..common import record
 from ..common.options import QuietCommand, data, output, shorten_list, task_key
 from ..common.record import write_atomically
@@ -90,12 +90,12 @@ def predictions(name: str, checkpoint: str | Path, data: Path, batch_size: int) 
     if not trained.heads() or task_key(trained_on or name) != task_key(name):
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on or 'something else'}")
     head = trained.choose_head(trained.task.get("classification_head_name"))
-    names = trained.label_names(head, len(trained.weights[f"{HEADS}{head}.out_proj.weight"]))
+    names = trained.label_names(head)
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
         raise ValueError(f"{name}: the labels are {theirs} in {checkpoint}, {ours} in the data")
     known = about.layout and own_task(about.layout).range if about else None
-    glue.check_range(trained.label_range(head) or known, name, checkpoint)
+    glue.check_range(trained.ranges.get(head) or known, name, checkpoint)
     check_dictionary(trained.weights, data / "dict.txt")
     model = trained.model(TupeForSequenceClassification, head)
     unit = float if model.config.label_range else glue.answer  # earlier folders do not say

@@ -1,14 +1,11 @@
 """What fairseq, which is no longer developed, needs to run beside today's torch and Hydra; imported before the rest."""
 
-import argparse
-import codecs
 import importlib
 import os
 import warnings
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -16,6 +13,7 @@ from omegaconf import AnyNode, DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 
 from ..common.options import CONFIGS, quiet_imports
+from ..common.safe_load import HARMLESS
 
 with quiet_imports():
     importlib.import_module("fairseq.models")
@@ -46,18 +44,9 @@ def drop_schemas() -> None:
             schemas.pop(path.name, None)
 
 
-def _allow_harmless_globals():
-    """Allow weights-only loading of what fairseq's checkpoints hold besides tensors and plain Python: options of parts
-    that have no dataclass, and a numpy number as the best metric. Also of what the first of several processes sends to
-    the others when it has read a checkpoint: its configuration, and placeholders for the tensors."""
-    scalar = np.float64(0).__reduce__()[0]  # numpy.core.multiarray.scalar; numpy._core... since numpy 2
-    dtypes = {type(np.dtype(name)) for name in ("float64", "float32", "int64")}
-    allowed = [argparse.Namespace, np.dtype, *dtypes, codecs.encode]  # the last: how pickle writes bytes
-    # By both names, so that either numpy loads what the other one wrote.
-    allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
-    allowed += [DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict]
-    allowed += [_TensorPlaceholder]
-    torch.serialization.add_safe_globals(allowed)
-
-
-_allow_harmless_globals()
+# For what the first of several processes sends to the others when it has read a checkpoint: its configuration, and
+# placeholders for the tensors.
+torch.serialization.add_safe_globals([
+    *HARMLESS, DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict,
+    _TensorPlaceholder,
+])  # fmt: skip

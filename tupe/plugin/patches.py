@@ -118,6 +118,8 @@ PATCHES = [
           "a kill or a full disk leaves half a checkpoint", UNFIXED),
     Patch("fairseq.checkpoint_utils.PathManager", saving.Paths,
           "a checkpoint is copied into the file that is to be resumed from", UNFIXED),
+    Patch("fairseq.trainer.PathManager", saving.Paths,
+          "a run starts from a checkpoint that is a folder of transformers", OURS),
     Patch("fairseq.models.ema.ema.EMA.__init__", init_ema,
           "integers in a model's state have no mean: they are copied", UNFIXED),
     Patch("fairseq.criterions.masked_lm.MaskedLmLoss.reduce_metrics", criterion.reduce_metrics,

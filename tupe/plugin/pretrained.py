@@ -1,6 +1,6 @@
 """The checkpoint that a run starts from: its dictionary, and the structure of its model, which fine-tuning keeps."""
 
-import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -12,13 +12,24 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..checkpoints.gate import read_checkpoint
-from ..checkpoints.trained import FINGERPRINT, check_dictionary, fingerprint
-from ..common.safe_load import NOT_OURS, num_updates
+from ..checkpoints.export import publish
+from ..checkpoints.trained import (
+    FINGERPRINT,
+    SETTINGS,
+    check_dictionary,
+    fingerprint,
+    pack_settings,
+    read_model,
+    settings_of,
+)
+from ..data.splits import folders_of
+from ..encoder import LMHead
 from ..names import cls_beside
 from ..positions import bounded_schemes, canonical
 from ..text import MASK, read_dictionary
 from .model import TUNABLE, TupeConfig, TupeModel, redefault, spell_names
+
+logger = logging.getLogger(__name__)
 
 
 def load_dictionary(path: str | Path) -> Dictionary:
@@ -58,30 +69,19 @@ def contradictions(saved: Mapping, model_cfg: Mapping) -> list[str]:
     ]
 
 
-def weights_fingerprint(state: dict) -> str:
-    """12 hexadecimal digits that tell a checkpoint's weights from others of these shapes, from a few of each tensor."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(state["model"].items()):
-        some = tensor.flatten()[:: max(tensor.numel() // 16, 1)]
-        digest.update(f"{name} {tuple(tensor.shape)} {some.tolist()}".encode())
-    return digest.hexdigest()[:12]
-
-
 def adopt_structure(
     model_cfg: DictConfig, path: str | Path, data: str | Path, length: int | None = None
 ) -> tuple[DictConfig, dict]:
     """The configuration of a model that starts from the checkpoint `path` and keeps its structure and longest input;
-    or takes `length`, if that is longer and its positions compute any length.
+    or takes `length`, see `Trained.longest`.
 
     model_cfg: a section of the whole configuration, which is updated too; its options are those of `from_checkpoint` or
     of an architecture. data: folder with the dict.txt. Returns (configuration, fields of the record about the
     checkpoint). Raises ValueError if the configuration or the dictionary contradicts the checkpoint.
     """
-    state = read_checkpoint(path, mmap=True)
-    saved = state["cfg"]["model"]
-    if "encoder.tokens.weight" not in state["model"]:
-        raise ValueError(f"{path} is {NOT_OURS}")
-    check_dictionary(state["model"], Path(data) / "dict.txt")
+    trained = read_model(path, mmap=True)
+    saved = trained.options()
+    check_dictionary(trained.weights, Path(data) / "dict.txt")
     if "position" in model_cfg:
         spell_names(model_cfg)
     if wrong := contradictions(saved, model_cfg):
@@ -96,18 +96,35 @@ def adopt_structure(
         OmegaConf.set_struct(whole.model, True)
         model_cfg = whole.model
     with open_dict(model_cfg):
-        limited = bounded_schemes(saved["position"])
-        if limited and (length or 0) > saved["max_positions"]:
-            raise ValueError(
-                f"sequences of {length} tokens: {' and '.join(limited)} of the checkpoint {path} has vectors for "
-                f"{saved['max_positions']}; `tupe checkpoint stretch` makes more of them"
-            )
-        model_cfg.max_positions = max(length or 0, saved["max_positions"])
-    return model_cfg, {
-        "pretrained": str(state["extra_state"].get("made_from", Path(path).resolve())),
-        "pretrained_updates": num_updates(state),
-        "pretrained_weights": weights_fingerprint(state),
-    }
+        model_cfg.max_positions = trained.longest(length or 0)
+    return model_cfg, trained.origin()
+
+
+def as_checkpoint(folder: str | Path) -> dict:
+    """A folder of transformers as a checkpoint of fairseq's, from which training starts."""
+    trained = read_model(folder)
+    weights = {**trained.weights, SETTINGS: pack_settings(settings_of(trained.config))}
+    if "lm_head.bias" not in weights:
+        logger.warning(f"{folder} has no language-model head; a new one is initialised")
+        fresh = LMHead(trained.config.width, trained.types, config=trained.config).state_dict()
+        weights |= {f"lm_head.{key}": value for key, value in fresh.items()}
+    if FINGERPRINT not in weights:
+        raise ValueError(f"{folder} has no dict.txt; copy that of the model's pre-training data there")
+    begin = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}, "val_loss": None}
+    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": trained.updates}
+    return {
+        "args": None, "cfg": {"model": trained.options(), "task": trained.task}, "model": weights,
+        "optimizer_history": [history], "extra_state": begin, "last_optimizer_state": None,
+    }  # fmt: skip
+
+
+def publish_model(folder: Path, data: str) -> None:
+    """Write the model of a finished run as a folder of transformers, if it is one of this package, see
+    `export.publish`. data: as `folders_of` reads it. The run is finished without it, too."""
+    try:
+        publish(folder, folders_of(data)[0])
+    except (ValueError, OSError) as error:
+        logger.warning(f"{folder} gets no config.json and model.safetensors: {error}")
 
 
 def structure(model_cfg: Mapping) -> dict:

@@ -32,7 +32,7 @@ from ..common.safe_load import num_updates
 from ..data.blocks import fingerprint_of
 from ..data.splits import folders_of
 from .model import load_scheme_files
-from .pretrained import adopt_structure, check_resumable, variant
+from .pretrained import adopt_structure, check_resumable, publish_model, variant
 from .saving import LAST, resume_from_newest
 from .schedule import SCHEDULE, count_updates
 from .settings import RESTORE, settings
@@ -246,6 +246,7 @@ class FairseqRun(Run):
 
     def conclude(self) -> None:
         if self.is_scored() if self.ends_with_scores else self.is_saved():
+            publish_model(self.folder, self.config.task.data)
             self.record.end()
         elif self.record.metrics:
             self.record.end("stopped before its last epoch was scored: see its log")
@@ -315,6 +316,7 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> FairseqRun |
     if run.is_finished():
         config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
         if run.writes:
+            publish_model(run.folder, config.task.data)
             _last_words = f"{run.folder} holds the finished run already: nothing to train"
             if run.earlier and run.earlier.state != "finished":  # it was killed after its last checkpoint
                 run.earlier.end()

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from ..checkpoints.gate import read_checkpoint
 from ..common.folder import PARTIAL, damage_in, written
 from ..common.safe_load import num_updates
+from .pretrained import as_checkpoint
 from .start import Refused
 
 logger = logging.getLogger("tupe.launch")
@@ -39,9 +40,13 @@ def copy(source: str, path: str, overwrite: bool = True) -> str:
 
 
 class Paths(PathManager):
-    """fairseq's, but for `copy`."""
+    """fairseq's, but for `copy`, and that a folder with a model is a file to load."""
 
     copy = staticmethod(copy)
+
+    @staticmethod
+    def isfile(path: str) -> bool:
+        return PathManager.isfile(path) or Path(path, "config.json").is_file()
 
 
 LAST = "checkpoint_last.pt"
@@ -118,9 +123,10 @@ _trained = None  # the architecture of the run that reads a checkpoint to go on 
 def load_checkpoint_to_cpu(
     path: str, arg_overrides: Mapping[str, Any] | None = None, load_on_all_ranks: bool = False
 ) -> dict:
-    """fairseq's, through the gate."""
+    """fairseq's, through the gate; of a folder of transformers too."""
     try:
-        state = read_checkpoint(PathManager.get_local_path(path), trained=_trained)
+        file = PathManager.get_local_path(path)
+        state = as_checkpoint(file) if Path(file).is_dir() else read_checkpoint(file, trained=_trained)
     except ValueError as error:
         raise Refused(str(error)) from None
     state["cfg"] = OmegaConf.create(state["cfg"])

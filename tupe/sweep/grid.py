@@ -145,17 +145,15 @@ class Sweep:
         return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
 
     def keep_best_checkpoint(self, job: Job, state: str) -> None:
-        """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best of its task, if wanted,
-        beside the runs of that task: as checkpoint_best.pt, or of transformers in the folder best."""
+        """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best model of its task, if
+        wanted, beside the runs of that task, in the folder best."""
         if self.recipe != "finetune":
             return
-        checkpoint, place = job.folder / "checkpoint_best.pt", job.folder.parent
-        if self.common.get("--engine") in config.TORCH:
-            checkpoint = job.folder / "best"
-            model = [path for path in job.folder.glob("*") if path.is_file() and path.name not in KEPT]
-            if state == "finished" and model:
-                checkpoint.mkdir(exist_ok=True)
-                for path in model:
+        checkpoint, place = job.folder / "best", job.folder.parent
+        if state == "finished" and (job.folder / "config.json").is_file():
+            checkpoint.mkdir(exist_ok=True)
+            for path in sorted(job.folder.glob("*.*")):
+                if path.is_file() and path.name not in KEPT and path.suffix != ".pt":
                     path.replace(checkpoint / path.name)
         if self.keep_best and state == "finished":
             metric, score = record.read(job.folder).best()

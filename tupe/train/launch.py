@@ -36,7 +36,6 @@ from ..data.glue import TASKS, check_glue, glue_name
 from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of, read_symbols
 from ..model_config import ModelConfig
 from ..positions import load_scheme_file
-from .pretrained import of_checkpoint
 from .run import TrainRun, newest, newest_whole, publish
 from .settle import Settled, settle
 from .trackers import check_trackers
@@ -114,10 +113,11 @@ def of_text(settled: Settled, data: Path | str, symbols: list[str]) -> dict[str,
     prefixes = [prefix for name in names for prefix in prefixes_of(data, name)]
     for prefix in prefixes:
         check_split(prefix, len(symbols))
+    start = start_of(settled, first) if settled.finetune_from_model else {}
     return {
         "task": "masked_lm", "splits": splits, "left_out": dict.fromkeys(names, 0.0),
         "budget": {name: getattr(settled, name) for name in ("max_epoch", "max_update") if getattr(settled, name) > 0},
-        "data": fingerprint(files_of(prefixes)),
+        "data": fingerprint(files_of(prefixes)), **start,
     }  # fmt: skip
 
 
@@ -127,13 +127,19 @@ def of_glue(settled: Settled, data: Path) -> dict[str, Any]:
     used = (settled.train_subset, *splits)
     for split in used:
         check_glue(data / name, split, labelled=True)
-    check_dictionary(read_model(settled.finetune_from_model, mmap=True).weights, data / "dict.txt")
     files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
     return {
         "task": name, "budget": {"max_epoch": settled.max_epoch}, "splits": splits,
         "metrics": list(TASKS[name].metrics), "data": fingerprint(files), "layout": TASKS[name].plain(),
-        **of_checkpoint(settled.finetune_from_model),
+        **start_of(settled, data),
     }  # fmt: skip
+
+
+def start_of(settled: Settled, data: Path) -> dict[str, Any]:
+    """What the record says of the model to start from. Raises ValueError if the data has another dictionary."""
+    trained = read_model(settled.finetune_from_model, mmap=True)
+    check_dictionary(trained.weights, data / "dict.txt")
+    return trained.origin()
 
 
 # ------------------------------------------------------------------------------------------------------------- training

@@ -108,7 +108,7 @@ def parallel(model: nn.Module, place: Place, sharded: bool) -> nn.Module:
 
 def rate_of(recipe: Settled, updates: int) -> Callable[[int], float]:
     """Number of updates done -> factor of the learning rate. updates: of the whole run."""
-    if recipe.command == FINETUNE:
+    if recipe.lr_scheduler == "polynomial_decay_ratio":
         return partial(rates.polynomial, warmup=round(recipe.warmup_ratio * updates), total=updates)
     schedule = {"warmup": recipe.warmup_updates, "total": recipe.total_num_update}
     if recipe.lr_scheduler == "constant_cooldown":

@@ -1,9 +1,12 @@
 """Masked-LM pre-training by the second engine, with the numbers of the first."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from .. import hf  # noqa: F401  (what is written here is read through the Auto classes)
+from ..checkpoints.trained import read_model
 from ..configuration_tupe import NAMES, TupeConfig
 from ..data.batches import held_out
 from ..data.blocks import Blocks
@@ -32,13 +35,17 @@ class ForPretraining(TupeForMaskedLM):
 ForPretraining.__name__ = TupeForMaskedLM.__name__  # what config.json calls it
 
 
-def new_model(config: ModelConfig, types: int, seed: int, compiles: bool = False) -> ForPretraining:
-    """A model with the weights that the first engine gives it for this seed."""
+def new_model(
+    config: ModelConfig, types: int, seed: int, compiles: bool = False, start: str = ""
+) -> ForPretraining:  # fmt: skip
+    """A model with the weights that the first engine gives it for this seed, or those of the checkpoint `start`."""
     options = {theirs: getattr(config, ours) for ours, theirs in NAMES.items()}
     model = ForPretraining(TupeConfig(vocab_size=types, architectures=["TupeForMaskedLM"], **options))
     torch.manual_seed(seed)
     model.tupe.encoder, model.lm_head = Encoder(types, 1, 2, config), LMHead(config.width, types, config=config)
     model.tie_weights()
+    if start:
+        model.load_state_dict(replace(read_model(start), config=config).model().state_dict())
     if compiles:
         model.tupe.encoder.compile()
     return model
@@ -60,7 +67,7 @@ class Pretraining(Loop):
 
         names = [] if recipe.disable_validation else recipe.valid_subset.split(",")
         splits = {name: masked_blocks(name, HELD_OUT_SEED) for name in names}
-        model = new_model(recipe.model, len(symbols), recipe.seed, recipe.compile)
+        model = new_model(recipe.model, len(symbols), recipe.seed, recipe.compile, recipe.finetune_from_model)
         return model, masked_blocks(recipe.train_subset, recipe.seed), splits
 
     def scores_of(self, split: str, dataset: MaskedBlocks) -> dict:

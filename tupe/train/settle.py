@@ -7,7 +7,7 @@ from typing import Any
 from ..checkpoints.trained import read_model
 from ..common.architectures import ELECTRA, architecture_of, named, plain_options, preset, split_size
 from ..common.options import did_you_mean
-from ..common.recipes import ARCH, MODEL, Settings
+from ..common.recipes import ARCH, FROM_CHECKPOINT, MODEL, Settings
 from ..config import FINETUNE, OPTIONS, PRETRAIN, Training
 from ..model_config import FREE, ModelConfig, names_in
 
@@ -15,7 +15,7 @@ SAME = {"optimizer": ("adam", "adamw_fused"), "ddp_backend": ("pytorch_ddp", "fu
 VALID = {  # of these options the words that this engine has
     PRETRAIN: {
         **SAME, "criterion": ("masked_lm", "masked_lm_chunked"),
-        "lr_scheduler": ("polynomial_decay", "constant_cooldown"), "long_sentences": ("cut",),
+        "lr_scheduler": ("polynomial_decay", "constant_cooldown", "polynomial_decay_ratio"), "long_sentences": ("cut",),
     },
     FINETUNE: {**SAME, "criterion": ("glue",), "lr_scheduler": ("polynomial_decay_ratio",)},
 }  # fmt: skip
@@ -44,17 +44,27 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     shares_held_out_text = "dataset.batch_size_valid" not in settings.values
     settings.split(processes, micro_batch_size)
     settings.choose_precision(gpus > 0)
-    if command == PRETRAIN:
-        architecture, config = settings["arch"], {}
-    else:
-        known = read_model(settings["finetune_from_model"], mmap=True).config
-        architecture, config = architecture_of(known), {name: getattr(known, name) for name in names_in("hugging_face")}
+    architecture, config, of_model, known = settings["arch"], {}, {}, None
+    if checkpoint := settings["finetune_from_model"]:
+        known = read_model(checkpoint, mmap=True)
+    if command == FINETUNE or architecture == FROM_CHECKPOINT:
+        if known is None:
+            flag = "--checkpoint" if command == FINETUNE else "--finetune-from-model"
+            raise ValueError(f"{flag}: give the model to start from")
+        architecture = architecture_of(known.config)
+        of_model = {name: value for name, value in vars(known.config).items() if name not in FREE}
+    if command == FINETUNE:
+        config = {name: getattr(known.config, name) for name in names_in("hugging_face")}
     plain = plain_options(architecture)
     defaults = {option.place: option.default for option in OPTIONS.values() if command in option.torch}
-    values = {**defaults, **places_of(preset(architecture), defaults), **settings.values}
+    values = {**defaults, **places_of({**preset(architecture), **of_model}, defaults), **settings.values}
     count_held_out_text(values, shares_held_out_text, processes)
+    if known and command == PRETRAIN:
+        values["model.max_positions"] = known.longest(settings["tokens_per_sample"])
     model = ModelConfig(**{**config, **{ours: values[place] for place, ours in MODEL.items() if place in values}})
     if command == PRETRAIN:
+        if known:
+            check_same_model(known.config, model, checkpoint)
         values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")}
         architecture = named(architecture, model.position, model.cls)
         plain = plain_options(architecture)
@@ -76,6 +86,19 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
         if length > longest:
             raise ValueError(f"sequences of {length} tokens: the model has {longest} positions")
     return settled
+
+
+def check_same_model(trained: ModelConfig, model: ModelConfig, checkpoint: str) -> None:
+    """Raise ValueError if the model that is to be trained has another structure than the checkpoint that it starts
+    from."""
+    theirs = {ours: place.partition(".")[2] for place, ours in MODEL.items()}
+    wrong = [
+        f"{theirs[name]}={value} in the checkpoint, {getattr(model, name)} here"
+        for name, value in vars(trained).items()
+        if name not in FREE and value != getattr(model, name)
+    ]
+    if wrong:
+        raise ValueError(f"the model contradicts the checkpoint {checkpoint}: {'; '.join(wrong)}")
 
 
 def places_of(model: dict[str, Any], valid: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +136,12 @@ def count_held_out_text(values: dict[str, Any], shares: bool, processes: int) ->
 
 
 def check_schedule(settled: Settled) -> None:
-    """Raise ValueError for a cool-down that the schedule does not have, or that does not fit into it."""
+    """Raise ValueError for a part of the schedule that it does not have, or that does not fit into it."""
     warmup, cooldown, total = settled.warmup_updates, settled.cooldown_updates, settled.total_num_update
+    by_share = settled.lr_scheduler == "polynomial_decay_ratio"
+    for name in ("warmup_updates", "total_num_update") if by_share else ("warmup_ratio",):
+        if OPTIONS[name].place in settled.changed:
+            raise ValueError(f"{OPTIONS[name].flag} does not go with --lr-scheduler {settled.lr_scheduler}")
     if settled.lr_scheduler != "constant_cooldown":
         if cooldown:
             raise ValueError("--cooldown-updates: valid with --lr-scheduler constant_cooldown")

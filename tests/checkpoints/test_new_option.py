@@ -25,8 +25,8 @@ def use(folder):
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     import tupe.plugin
-    from tupe.checkpoints import convert, export
-    from tupe.checkpoints.gate import read_checkpoint
+    from tupe.checkpoints import export
+    from tupe.checkpoints.trained import read_model
     from tupe.plugin import pretrained
     from tupe.plugin.model import core_config
 
@@ -49,8 +49,9 @@ def use(folder):
     export.export(folder / "checkpoint.pt", folder / "exported")
     written = json.loads((folder / "exported" / "config.json").read_text())
     assert (written["color"], written["shade"]) == ("blue", 0.25)
-    back = read_checkpoint(convert.convert(folder / "exported", "tupe", None, folder / "back"))["cfg"]["model"]
-    assert (back["colour"], back["shade"]) == ("blue", 0.25)
+    for form in ("checkpoint.pt", "exported"):
+        back = read_model(folder / form).config
+        assert (back.colour, back.shade) == ("blue", 0.25)
 
 
 @pytest.mark.thorough
