@@ -4,7 +4,6 @@ random byte, and what comes out in the end is the same to the bit as without.
     pytest -m slow -s tests/test_kills.py --kills 27        a hundred and more in all; -s shows their numbers
 """
 
-import json
 import logging
 import os
 import random
@@ -201,19 +200,3 @@ def test_preparing_a_corpus(tmp_path, disk, survive):
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
     survive(["prepare", "corpus", str(tmp_path / "a.txt"), *settings], outcome, disk, seed=4)
-
-
-@pytest.mark.slow
-def test_minimal_pairs(vocabulary, pretrained, tmp_path, disk, survive):
-    rng, words = np.random.default_rng(0), ["the", "cat", "sat", "on", "a", "mat", "dogs", "ran", "in", "parks"]
-    (tmp_path / "pairs").mkdir()
-    for name in range(12):
-        good = [list(rng.choice(words, 8)) for _ in range(40)]
-        rows = [{"sentence_good": " ".join(s), "sentence_bad": " ".join(reversed(s)), "UID": f"p{name}"} for s in good]
-        (tmp_path / "pairs" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [f"mine={pretrained}", f"--pairs={tmp_path / 'pairs'}", f"--data={vocabulary}"]
-
-    def outcome(folder):
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.json")}
-
-    survive(["minimal-pairs", *words], outcome, disk, seed=5)

@@ -28,8 +28,8 @@ PIPELINE = [  # run in a folder of that name; {0}: its path
     "checkpoint convert --from {0}/hf --output back",
     "minimal-pairs X={0}/{again} {model} --data data --pairs raw/pairs.txt --output pairs",
     "plot loss X={0}/run run --output {0}/loss.png",
-    "plot tsne --checkpoint={0}/{model} --output tsne.svg",
-    "probe properties {model} --words=2 --output {0}/p.npz",
+    "plot t5 --checkpoint={0}/{model} --output t5.svg",
+    "probe properties {model} --words=2",
     "report {0} --output report",
 ]
 
@@ -58,7 +58,7 @@ def check_pipeline(folder, name, raw, run, engine="fairseq"):
         status, stdout, stderr = run(words.format(shlex.quote(str(folder)), engine=engine, **MODELS[engine]))
         assert status == 0 and b"Traceback" not in stderr, (words, stdout, stderr)
         assert not words.startswith("plot loss") or name in stdout  # as it is, not a replacement
-    made = {"data", "run", "bin", "tuned", "pairs", "loss.png", "tsne.svg", "p.npz", "report"}
+    made = {"data", "run", "bin", "tuned", "pairs", "loss.png", "t5.svg", "report"}
     made |= {"hf", "back"} if engine == "fairseq" else set()
     assert made <= {path.name for path in folder.iterdir()}
 

@@ -15,15 +15,13 @@ from tupe.evaluate.probes import (
     measures,
     monotonicity_violation,
     pattern,
-    phi,
-    position_vectors,
     positional_logits,
     symmetry_violation,
     t5_bias,
     translation_violation,
-)  # fmt: skip
+)
 from tupe.positions import Dims
-from tupe.schemes import T5, frequencies, toeplitz
+from tupe.schemes import T5, toeplitz
 
 SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(49)), "<mask>"]
 OFFSETS = np.arange(8)[None] - np.arange(8)[:, None]  # j - i
@@ -42,12 +40,8 @@ def test_closed_forms():
 
 def test_zero_over_zero_is_nan():
     constant = np.full((8, 8), 0.1)
-    assert math.isnan(translation_violation(constant))
-    assert monotonicity_violation(constant) == symmetry_violation(constant) == 0
-    assert direction_balance(constant) == pytest.approx(1)
-    assert math.isnan(direction_balance(np.eye(8))) and math.isnan(monotonicity_violation(np.eye(2)))
-    assert math.isnan(symmetry_violation(np.eye(1)))
-    assert direction_balance(np.triu(np.ones((3, 3)))) == math.inf
+    assert math.isnan(translation_violation(constant)) and math.isnan(monotonicity_violation(np.eye(2)))
+    assert math.isnan(direction_balance(np.eye(8))) and math.isnan(symmetry_violation(np.eye(1)))
 
 
 def naive_monotonicity(a, offsets):
@@ -96,14 +90,6 @@ def test_identical_words():
     np.testing.assert_allclose(mean_attention, total, atol=1e-6)
 
 
-@pytest.mark.parametrize("layer", [-1, 2])
-def test_layers_that_are_not_there(layer):
-    model = build_masked_lm("tupe_r_tiny", max_positions=12).eval()
-    for probe, more in ((identical_word_attention, [SYMBOLS]), (positional_logits, [])):
-        with pytest.raises(ValueError, match=f"layer {layer + 1}; .* 1 to 2"):
-            probe(model, *more, layer=layer)
-
-
 def test_identical_words_without_positions_say_nothing():
     model = build_masked_lm("bert_a_tiny", max_positions=12, position="nopos").eval()
     values = measures(identical_word_attention(model, SYMBOLS, words=4))
@@ -136,12 +122,12 @@ def test_four_correlations_sum_to_the_logits():
     ("arch", "options", "message"),
     [
         ("tupe_a_tiny", {}, "absolute"),
-        ("bert_r_tiny", {}, "absolute"),
         ("bert_a_d_tiny", {}, "absolute"),
         ("bert_a_tiny", {"position": "absolute+shaw:layer"}, "absolute"),
         ("bert_a_tiny", {"position": "absolute+urpe", "cls": "untied"}, "untied"),
         ("bert_a_tiny", {"segments": "learned"}, "segments"),
         ("bert_a_tiny", {"block": "gau", "activation_dropout": 0.0}, "gau"),
+        ("bert_a_tiny", {"position": "nopos"}, "nopos"),
     ],
 )
 def test_four_correlations_need_logits_of_words_and_positions_only(arch, options, message):
@@ -149,22 +135,16 @@ def test_four_correlations_need_logits_of_words_and_positions_only(arch, options
         four_correlations(build_masked_lm(arch, max_positions=16, **options), torch.arange(8))
 
 
-def test_lengths_that_do_not_fit_are_refused():
+def test_lengths_and_layers_that_do_not_fit_are_refused():
     model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
     for length in (2, 17):
         with pytest.raises(ValueError, match=f"a length of {length}; valid: 3 to 16"):
             identical_word_attention(model, SYMBOLS, words=2, length=length)
     with pytest.raises(ValueError, match="valid: 2 to 16"):
         positional_logits(model, 17)
-    assert (
-        measures(identical_word_attention(model, SYMBOLS, words=2, length=3))["translation violation with [CLS], [SEP]"]
-        > 0
-    )
-
-
-def test_four_correlations_need_positions():
-    with pytest.raises(ValueError, match="nopos"):
-        four_correlations(build_masked_lm("bert_a_tiny", position="nopos"), torch.arange(8))
+    for layer in (-1, 2):
+        with pytest.raises(ValueError, match=f"layer {layer + 1}; .* 1 to 2"):
+            positional_logits(model, layer=layer)
 
 
 def test_positional_logits_are_the_models():
@@ -177,7 +157,7 @@ def test_positional_logits_are_the_models():
         positional_logits(build_masked_lm("bert_a_tiny"))
 
 
-@pytest.mark.parametrize("length", [33, 129, 512])
+@pytest.mark.parametrize("length", [33, 512])
 def test_patterns(length):
     offset = torch.arange(length)[None] - torch.arange(length)[:, None]
     far = 1 - offset.abs() / length
@@ -204,36 +184,10 @@ def test_t5_bias_by_offset():
         t5_bias(build_masked_lm("bert_a_tiny"))
 
 
-@pytest.mark.parametrize("position", ["sinusoidal_learned", "shaw_sinusoidal_learned"])
-def test_phi(position):
-    model = build_masked_lm("bert_a_tiny", position=position)
-    m, before, after = phi(model, reach=10)
-    assert list(m) == list(range(11)) and before == pytest.approx(after, rel=1e-5)
-    scheme = model.tupe.encoder.positions[position]
-    with torch.no_grad():
-        scheme.log_omega.add_(math.log(2))
-    _, before, after = phi(model, reach=10)
-    omega = frequencies(2 * len(scheme.omega)).double()
-    assert before[0] == after[0] == len(omega)
-    for step in range(11):
-        assert before[step] == pytest.approx((omega * step).cos().sum().item(), rel=1e-5)
-        assert after[step] == pytest.approx((omega * step * 2).cos().sum().item(), rel=1e-5, abs=1e-5)
-    with pytest.raises(ValueError, match="frequencies"):
-        phi(build_masked_lm("bert_a_tiny"))
-
-
-def test_position_vectors():
-    absolute, untied = build_masked_lm("bert_a_tiny", max_positions=9), build_masked_lm("tupe_a_tiny", max_positions=9)
-    assert (position_vectors(absolute) == absolute.tupe.encoder.positions.absolute.table.weight.detach().numpy()).all()
-    assert position_vectors(untied).shape == (9, 128)
-    with pytest.raises(ValueError, match="t5"):
-        position_vectors(build_masked_lm("bert_a_tiny", position="t5"))
-
-
 # The paper's proposition 1: a Toeplitz matrix is B = G D G*, so a bias by offset is a product of position vectors.
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 64])
+@pytest.mark.parametrize("n", [1, 7, 64])
 def test_proposition_1(n):
     torch.manual_seed(0)
     scheme = T5(Dims(max_positions=64, width=8, heads=1, layers=1, head_dim=8, value_dim=8))
