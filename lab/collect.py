@@ -95,9 +95,8 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
             facts["loss_error"] = f"{BITS * loss['error']:.5f}"
         if "blocks" in loss:  # not in evaluations before 2026-11-25
             add("blocks", **loss["blocks"])
-        for kind in ("position", "length"):
-            for part, (value, count) in loss[f"by_{kind}"].items():
-                measure(f"loss by {kind}", part, f"{BITS * value:.5f}", count=count)
+        for positions, (value, count) in loss["by_position"].items():
+            measure("loss by position", positions, f"{BITS * value:.5f}", count=count)
         for layer, ratios in enumerate(evaluation["cls"]["ratio"], 1):
             for head, ratio in enumerate(ratios, 1):
                 measure("cls attention", f"{layer}.{head}", f"{ratio:.4f}")

@@ -117,7 +117,7 @@ def test_no_losses_no_figure(tmp_path):
     ("arguments", "message"),
     [
         (["t5", "--checkpoint={tupe_a}"], "has no 't5'"),
-        (["correlations", "--checkpoint={tupe_a}"], "absolute ones only"),
+        (["correlations", "--checkpoint={tupe_a}"], "for BERT-A only"),
         (["positions", "--checkpoint=missing.pt"], "missing.pt"),
         (["correlations", "--checkpoint={tupe_a}", "--length=0"], "--length"),
         (["positions", "--checkpoint={tupe_a}", "--data=/nowhere"], "/nowhere"),

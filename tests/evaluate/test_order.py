@@ -16,7 +16,6 @@ from tupe.cli import main
 from tupe.evaluate.loading import load_model
 from tupe.evaluate.order import (
     TokenLosses,
-    blocks_of_length,
     cls_attention,
     command,
     evaluate,
@@ -74,7 +73,7 @@ def test_without_positions_the_order_makes_no_difference(nopos, pretrained, voca
 def test_losses_are_those_of_the_criterion(pretrained, vocabulary):
     model, text = load_model(pretrained, vocabulary)
     losses = token_losses(model, text, 200, batch=3)
-    data, total, positions, lengths = text.blocks("valid"), [], [], []
+    data, total, positions = text.blocks("valid"), [], []
     for i in range(losses.block.max() + 1):
         ids, target = (torch.from_numpy(part) for part in data[0, i])
         with torch.no_grad():
@@ -82,9 +81,8 @@ def test_losses_are_those_of_the_criterion(pretrained, vocabulary):
         for place in target.ne(-100).nonzero().flatten().tolist():
             total.append(float(F.cross_entropy(logits[place], target[place])))
             positions.append(place)
-            lengths.append(len(ids))
     np.testing.assert_allclose(losses.loss, total, atol=1e-4)
-    assert losses.position.tolist() == positions and losses.length.tolist() == lengths
+    assert losses.position.tolist() == positions
     with pytest.raises(ValueError, match="fewer than"):
         token_losses(model, text, 10**6)
 
@@ -93,10 +91,10 @@ def test_groups_and_errors_of_losses():
     rng = np.random.default_rng(0)
     block = np.repeat(np.arange(400), 5)
     loss = 2 + rng.normal(size=400)[block]  # one value per block: five tokens are worth one
-    losses = TokenLosses(loss, np.tile([1, 2, 3, 4, 9], 400), np.full(2000, 10), block)
+    losses = TokenLosses(loss, np.tile([1, 2, 3, 4, 9], 400), block)
     assert losses.standard_error() == pytest.approx(1 / 20, rel=0.1)
-    assert TokenLosses(loss[:5], np.arange(5), np.full(5, 5), block[:5]).standard_error() is None
-    grouped = losses.by(losses.position, [1, 2, 4, 8, 16])
+    assert TokenLosses(loss[:5], np.arange(5), block[:5]).standard_error() is None
+    grouped = losses.by_position(16)
     assert {name: count for name, (_, count) in grouped.items()} == {"1": 400, "2-3": 800, "4-7": 400, "8-15": 400}
     assert grouped["8-15"][0] == pytest.approx(loss[4::5].mean())
 
@@ -127,8 +125,6 @@ def test_everything_at_once(pretrained, vocabulary):
     assert len(sums) == len(tokens) > 1 and tokens.sum() == content["loss"]["tokens"]
     assert sums.sum() / tokens.sum() == pytest.approx(content["loss"]["mean"], abs=1e-3)
     assert np.shape(content["cls"]["ratio"]) == (2, 2)
-    blocks = blocks_of_length(text, 20, 16)
-    assert blocks.shape == (16, 20) and (blocks[:, 0] == 0).all()
 
 
 def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, tmp_path):

@@ -2,7 +2,7 @@
 
 Order sensitivity: of a held-out sentence and the same sentence with two adjacent words swapped, how often and by how
 much is the first more likely? (Pseudo-log-likelihoods, see `tupe.evaluate.likelihood`.)
-Losses: cross-entropy of masked tokens by their position, and by the length of the sequence.
+Losses: cross-entropy of masked tokens by their position.
 [CLS]: how much of its attention goes to the first positions (section 3.2 of the TUPE paper).
 
 B batch, L sequence length, H heads, N layers.
@@ -83,7 +83,6 @@ class TokenLosses:
 
     loss: np.ndarray  # [n]
     position: np.ndarray  # [n], 0 is [CLS], which masked_lm masks like any other token
-    length: np.ndarray  # [n] tokens of its block, [CLS] included
     block: np.ndarray  # [n] number of its block
 
     def mean(self) -> float:
@@ -101,15 +100,15 @@ class TokenLosses:
         """(sum of the losses, number of masked tokens) of each block."""
         return np.bincount(self.block, self.loss), np.bincount(self.block)
 
-    def by(self, values: np.ndarray, edges: list[int]) -> dict[str, tuple[float, int]]:
-        """{"1-8": (mean loss, tokens)} of the tokens whose value lies between two edges (the first included)."""
-        out = {}
+    def by_position(self, longest: int) -> dict[str, tuple[float, int]]:
+        """{"8-15": (mean loss, tokens)} of the tokens at these positions, from powers of 2 on."""
+        edges, found = [0, *(2**k for k in range(20) if 2**k < longest), longest], {}
         for low, high in zip(edges, edges[1:], strict=False):
-            chosen = (values >= low) & (values < high)
+            chosen = (self.position >= low) & (self.position < high)
             if chosen.any():
                 name = str(low) if high == low + 1 else f"{low}-{high - 1}"
-                out[name] = float(self.loss[chosen].mean()), int(chosen.sum())
-        return out
+                found[name] = float(self.loss[chosen].mean()), int(chosen.sum())
+        return found
 
 
 def token_losses(
@@ -125,10 +124,9 @@ def token_losses(
         items = [data[0, i] for i in range(begin, min(begin + batch, len(data)))]
         ids, target = (torch.from_numpy(array) for array in pad(items))
         rows, columns = indices = target.ne(IGNORED).nonzero(as_tuple=True)
-        lengths = ids.ne(PAD).sum(1)
         loss = losses_at(model, ids, indices, target[indices])
-        found.append([array.numpy() for array in (loss, columns, lengths[rows], begin + rows)])
-        seen += int(lengths.sum())
+        found.append([array.numpy() for array in (loss, columns, begin + rows)])
+        seen += int(ids.ne(PAD).sum())
         if seen >= tokens:
             break
     return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
@@ -176,7 +174,7 @@ def blocks_of_length(text: HeldOut, length: int, count: int, split: str = "valid
 @output("The folder of the results: order.json and .md.")
 @seed(help="The seed of the choice of sentences and swaps.")
 def command(models, sentences, tokens, output, seed):
-    """Order sensitivity, losses by position and length, and the attention of [CLS].
+    """Order sensitivity, losses by position, and the attention of [CLS].
 
     The defaults need 400,000 held-out tokens. For small data: --sentences 200 --tokens 10000, or what the error says.
     """
@@ -207,7 +205,6 @@ def evaluate(
     margins = order_sensitivity(model, chosen, seed)
     won, root = credit(margins), np.sqrt(len(margins))
     longest = model.config.max_position_embeddings
-    edges = [0, *(2**k for k in range(20) if 2**k < longest), longest]
     ratio = cls_attention(model, blocks_of_length(text, longest, 16))
     sums, counts = losses.by_block()
     return {
@@ -217,8 +214,7 @@ def evaluate(
         },
         "loss": {
             "tokens": len(losses.loss), "mean": losses.mean(), "error": losses.standard_error(),
-            "by_position": losses.by(losses.position, edges),
-            "by_length": losses.by(losses.length, [*edges, longest + 1]),
+            "by_position": losses.by_position(longest),
             # a line each, not a line per block
             "blocks": {"nats": " ".join(f"{value:.3f}" for value in sums), "tokens": " ".join(map(str, counts))},
         },

@@ -126,44 +126,30 @@ def four_correlations(model: "TupeForMaskedLM", tokens: torch.Tensor) -> dict:
     """First-layer logits of a model with absolute positions, split by their origin: name -> [H, L, L].
 
     tokens: [L]. The layer norm after the sum of word and position is linear once its sigma is given:
-    x_i = gamma (centred w_i + centred p_i) / sigma_i + beta. "remainder" holds every product with beta or a projection
-    bias. The five sum to the logits. Raises ValueError if the logits have other parts than these.
+    x_i = gamma (centred w_i + centred p_i) / sigma_i + beta. "remainder" is every product with beta or a projection
+    bias. Raises ValueError if the logits have other parts than these.
     """
     encoder = model.tupe.encoder
-    if any(overrides(s, "bias", "content", "rotate") for s in encoder.positions.of_layer(0)):
-        raise ValueError(f"position {encoder.positions.name!r}: words and positions are split for absolute ones only")
-    if encoder.positions.untie_cls:
-        cls = encoder.positions.cls
-        raise ValueError(f"cls={cls!r}: words and positions are split only where [CLS] has no logits of its own")
-    if encoder.segments is not None:
-        raise ValueError("segments='learned': words and positions are split only where nothing else is added to them")
-    if encoder.config.block == "gau" or encoder.config.unlike_bert():
-        raise ValueError(f"block {encoder.config.block!r}: words and positions are split for BERT's only")
-    layer, norm = encoder.layers[0].attention, encoder.embed_norm
-    word = encoder.tokens(tokens)
-    position = encoder.positions.embed(len(tokens))
-    if position is None:
-        raise ValueError(f"position {encoder.positions.name!r} adds nothing to the words")
-    summed = word + position
-    sigma = (summed.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
-    parts = {
-        "word": norm.weight * (word - word.mean(-1, keepdim=True)) / sigma,
-        "position": norm.weight * (position - position.mean(-1, keepdim=True)) / sigma,
-    }
-    w_q, w_k, _ = layer.qkv.weight.chunk(3)
-    b_q, b_k, _ = layer.qkv.bias.chunk(3)
-
-    def heads(x):
-        return x.unflatten(1, (layer.heads, -1)).transpose(0, 1)  # [L, C] -> [H, L, D]
-
-    scale = encoder.positions.scale
-    q = {name: heads(part @ w_q.T) for name, part in parts.items()}
-    k = {name: heads(part @ w_k.T) for name, part in parts.items()}
-    q_rest, k_rest = heads((w_q @ norm.bias + b_q)[None]), heads((w_k @ norm.bias + b_k)[None])  # [H, 1, D]
-    products = {f"{a}-{b}": q[a] @ k[b].transpose(1, 2) * scale for a in parts for b in parts}
-    q_sum, k_sum = sum(q.values()), sum(k.values())
-    rest = q_sum @ k_rest.transpose(1, 2) + q_rest @ k_sum.transpose(1, 2) + q_rest @ k_rest.transpose(1, 2)
-    return {**products, "remainder": rest * scale}
+    positions, config = encoder.positions, encoder.config
+    word, position = encoder.tokens(tokens), positions.embed(len(tokens))
+    is_bert = config.block != "gau" and not config.unlike_bert() and encoder.segments is None
+    others = any(overrides(scheme, "bias", "content", "rotate") for scheme in positions.of_layer(0))
+    if position is None or others or positions.untie_cls or not is_bert:
+        raise ValueError(
+            f"position {positions.name!r}, cls {positions.cls!r}, block {config.block!r}: words and positions are "
+            "split for BERT-A only: absolute positions, [CLS] tied, BERT's block, no segments"
+        )
+    attention, norm = encoder.layers[0].attention, encoder.embed_norm
+    sigma = ((word + position).var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+    w_q, w_k, _ = attention.qkv.weight.chunk(3)
+    q, k = {}, {}
+    for name, x in (("word", word), ("position", position)):
+        x = norm.weight * (x - x.mean(-1, keepdim=True)) / sigma
+        q[name], k[name] = ((x @ w.T).unflatten(1, (attention.heads, -1)).transpose(0, 1) for w in (w_q, w_k))
+    products = {f"{a}-{b}": q[a] @ k[b].transpose(1, 2) * positions.scale for a in q for b in k}
+    whole_q, whole_k, _ = attention.project(encoder.embed(tokens[None]))
+    logits = whole_q[0] @ whole_k[0].transpose(1, 2) * positions.scale
+    return {**products, "remainder": logits - sum(products.values())}
 
 
 @torch.no_grad()
