@@ -22,7 +22,7 @@ from tupe.common.options import FILE, Command, ListOf
 from tupe.common.tables import TextTable
 from tupe.token_positions import SAMPLINGS
 
-from .synthetic import WORDS, Prober, adam, append_result, finished, unfinished
+from .synthetic import WORDS, Prober, adam, finished, stored
 
 
 def symbols(count: int, n: int, batch: int, generator: Generator | None) -> Tensor:
@@ -153,18 +153,18 @@ def accuracies(model: Prober, name: str, lengths: Sequence[int], batch: int) -> 
 KEYS = ("task", "position", "places", "lr", "seed")
 
 
-def sweep(path: str | Path, cells: Sequence[tuple], tests: int, longest: int, **options) -> Iterator[dict]:
-    """Train and test every cell, a tuple of KEYS, that the file does not hold yet with these options; append each run
-    to the file and yield it."""
-    lengths = np.unique(np.linspace(options["trained"] + 1, longest, tests).round().astype(int)).tolist()
-    settings = {**options, "tests": tests, "longest": longest}
-    for cell in unfinished(path, KEYS, cells, settings):
-        task, position, places, lr, seed = cell
+def sweep(path: Path, cells: Sequence[tuple], tests: int, longest: int, **options) -> Iterator[dict]:
+    """`stored` runs of cells of KEYS."""
+    trained, batch = options["trained"], options["batch"]
+    lengths = np.unique(np.linspace(trained + 1, longest, tests).round().astype(int)).tolist()
+
+    def run(task, position, places, lr, seed):
         model = train(task, position, places, lr=lr, seed=seed, **options)
-        short = list(accuracies(model, task, range(1, options["trained"] + 1), options["batch"]).values())
-        shares = accuracies(model, task, lengths, options["batch"])
-        scores = {"score": float(np.mean(list(shares.values()))), "short": float(np.mean(short))}
-        yield append_result(path, KEYS, cell, settings, **scores, accuracies=shares)
+        short = list(accuracies(model, task, range(1, trained + 1), batch).values())
+        shares = accuracies(model, task, lengths, batch)
+        return {"score": float(np.mean(list(shares.values()))), "short": float(np.mean(short)), "accuracies": shares}
+
+    return stored(path, KEYS, cells, {**options, "tests": tests, "longest": longest}, run)
 
 
 def tabulate(runs: Sequence[dict]) -> TextTable:
