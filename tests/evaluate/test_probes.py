@@ -20,8 +20,6 @@ from tupe.evaluate.probes import (
     t5_bias,
     translation_violation,
 )
-from tupe.positions import Dims
-from tupe.schemes import T5, toeplitz
 
 SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(49)), "<mask>"]
 OFFSETS = np.arange(8)[None] - np.arange(8)[:, None]  # j - i
@@ -186,23 +184,6 @@ def test_t5_bias_by_offset():
         assert (logits[:, 150, 150 + offset].numpy() == value).all()
     with pytest.raises(ValueError, match="absolute"):
         t5_bias(build_masked_lm("bert_a_tiny"))
-
-
-# The paper's proposition 1: a Toeplitz matrix is B = G D G*, so a bias by offset is a product of position vectors.
-
-
-@pytest.mark.parametrize("n", [1, 7, 64])
-def test_proposition_1(n):
-    torch.manual_seed(0)
-    scheme = T5(Dims(max_positions=64, width=8, heads=1, layers=1, head_dim=8, value_dim=8))
-    bias = toeplitz(scheme.table.weight[scheme.bucket_of(torch.arange(1 - n, n)), 0].detach().double(), n).numpy()
-    b = {offset: bias.diagonal(offset)[0] for offset in range(1 - n, n)}  # b[j - i]
-    # The first row of the 2n circulant whose upper left block is B; entry n is free, the paper takes b_0.
-    c = np.array([b[m] if m < n else b[0] if m == n else b[m - 2 * n] for m in range(2 * n)])
-    j, k = np.arange(n)[:, None], np.arange(2 * n)[None]
-    g = np.exp(1j * np.pi * j * k / n) / (2 * n)
-    d = np.array([2 * n * sum(c[m] * np.exp(1j * np.pi * m * k / n) for m in range(2 * n)) for k in range(2 * n)])
-    assert np.abs(g * d @ g.conj().T - bias).max() < 1e-12
 
 
 def test_attention_weights_of_a_later_layer():

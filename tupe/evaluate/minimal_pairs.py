@@ -19,7 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..common import record
-from ..common.options import QuietCommand, output, shorten_list
+from ..common.options import QuietCommand, output
 from ..common.tables import TextTable
 from ..normaliser import is_blank
 from ..text import TextEncoder
@@ -152,8 +152,7 @@ def evaluate(model: "TupeForMaskedLM", encoder: TextEncoder, paradigms: list[Par
 
 def summary(results: dict, paradigms: list[Paradigm]) -> dict:
     """Accuracies as plain numbers: per measure the macro average with both standard errors, on all pairs and on those
-    where only order decides; per paradigm and phenomenon; numbers of pairs and ties. too_few: {paradigm: number of the
-    latter, which is less than `MINIMUM`, so that they do not count}."""
+    where only order decides; per paradigm and phenomenon; numbers of pairs and ties."""
     phenomenon = {paradigm.name: paradigm.phenomenon for paradigm in paradigms}
     content = {"pairs": sum(len(paradigm.pairs) for paradigm in paradigms)}
     for key, only_order in (("all", False), ("order", True)):
@@ -174,8 +173,6 @@ def summary(results: dict, paradigms: list[Paradigm]) -> dict:
                 "paradigms": {name: float(values.mean()) for name, values in credits.items()},
                 "phenomena": {name: float(np.mean(values)) for name, values in sorted(groups.items())},
             }
-    few = {name: int(arrays["only_order"].sum()) for name, arrays in results.items()}
-    content["too_few"] = {name: count for name, count in few.items() if 0 < count < MINIMUM}
     content["indistinguishable"] = int(sum(arrays["same_pieces"].sum() for arrays in results.values()))
     return content
 
@@ -220,9 +217,5 @@ def command(models, pairs, output):
     paradigms = read_paradigms(pairs)
     results = {label: evaluate(model, TextEncoder(text.data), paradigms) for label, model, text in models}
     summaries = {label: summary(of_model, paradigms) for label, of_model in results.items()}
-    page = "\n".join(table.markdown() for table in tables(summaries))
-    if few := {name for content in summaries.values() for name in content["too_few"]}:
-        names = shorten_list(sorted(few))
-        page += f"\nonly order differs: without {names}, which have fewer than {MINIMUM} such pairs\n"
-    write_results(output, "minimal_pairs", summaries, page)
+    write_results(output, "minimal_pairs", summaries, "\n".join(table.markdown() for table in tables(summaries)))
     record.write_atomically(output / "pairs.csv", of_pairs(results).csv())
