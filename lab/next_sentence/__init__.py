@@ -58,7 +58,6 @@ class NextSentenceTask(TupeMaskedLMTask):
         return super().build_criterion(cfg, **kwargs)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        self.check_options()
         cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split.startswith("train")
         sentences = [ids for prefix in prefixes_of(cfg.data, split) for ids in Split(prefix, len(symbols))]
         pairs = SentencePairs(sentences, cfg.tokens_per_sample, cfg.seed if trains else HELD_OUT_SEED)

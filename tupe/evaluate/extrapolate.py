@@ -27,7 +27,7 @@ from ..common.plotting import curves, legend, save, style
 from ..common.tables import TextTable
 from ..data.blocks import BOS, EOS
 from ..encoder import Encoder
-from ..positions import beyond_training, bounded_schemes
+from ..positions import bounded_schemes
 from .loading import losses_at, models, text_block, write_results
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
@@ -196,18 +196,15 @@ def command(models, multiples, length, windows, draws, output, seed):
         # Random positions are drawn from more than a block has, and tables can be longer than it.
         length, most = length or text.masking["tokens_per_sample"], model.config.max_position_embeddings
         stream = text_block(text, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
-        encoder, row, seen, notes[label] = model.tupe.encoder, label, length, []
-        places = encoder.config.places
+        row, places = label, model.tupe.encoder.config.places
         if places != "consecutive":
             results[label] = extrapolation(model, stream, length, multiples, windows, seed, draws)
-            notes[label].append(f"scored with {places} positions of {most}, as trained: {draws} draws")
-            row, seen = f"{label}, positions 0, 1, 2, ...", most
+            notes[label] = f"scored with {places} positions of {most}, as trained: {draws} draws"
+            row = f"{label}, positions 0, 1, 2, ..."
         results[row] = extrapolation(model, stream, length, multiples, windows, seed)
-        if max(multiples) > 1:
-            notes[label] += beyond_training(encoder.positions, seen)
-    content = {"windows": windows, "masked": MASKED, "seed": seed, "notes": notes}
+    content = {"windows": windows, "masked": MASKED, "seed": seed, "positions": notes}
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
     table = tabulate(results, [multiple * length for multiple in sorted(multiples)])
-    table += "".join(f"\n- {label}: {'; '.join(lines)}" for label, lines in notes.items() if lines) + "\n"
+    table += "".join(f"\n- {label}: {note}\n" for label, note in notes.items())
     write_results(output, "extrapolation", content, table)
     save(draw(results), output / "extrapolation.png")
