@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,9 +94,8 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
             facts["loss_error"] = f"{BITS * loss['error']:.5f}"
         if "blocks" in loss:  # not in evaluations before 2026-11-25
             add("blocks", **loss["blocks"])
-        for kind in ("position", "length"):
-            for part, (value, count) in loss[f"by_{kind}"].items():
-                measure(f"loss by {kind}", part, f"{BITS * value:.5f}", count=count)
+        for positions, (value, count) in loss["by_position"].items():
+            measure("loss by position", positions, f"{BITS * value:.5f}", count=count)
         for layer, ratios in enumerate(evaluation["cls"]["ratio"], 1):
             for head, ratio in enumerate(ratios, 1):
                 measure("cls attention", f"{layer}.{head}", f"{ratio:.4f}")
@@ -127,21 +125,13 @@ def training_losses(log: Path) -> dict[int, tuple[str, str]]:
 
 
 def read(folder: Path) -> dict[str, list[dict]]:
-    """{table: rows}, each a dict of texts; [] for a table that is not there. Raises ValueError for a damaged one."""
+    """{table: rows}, each a dict of texts; [] for a table that is not there."""
     return {name: read_table(folder / f"{name}.csv.gz") for name in COLUMNS}
 
 
 def read_table(path: Path) -> list[dict]:
-    """The rows of one table; [] if it is not there. Raises ValueError for a damaged one."""
-    if not path.exists():
-        return []
-    try:
-        rows = csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))
-    except (EOFError, OSError, UnicodeDecodeError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it, or delete it and collect again") from None
-    if not rows.fieldnames:
-        raise ValueError(f"{path} is empty; restore it, or delete it and collect again")
-    return list(rows)
+    """The rows of one table; [] if it is not there."""
+    return list(csv.DictReader(io.StringIO(gzip.decompress(path.read_bytes()).decode()))) if path.exists() else []
 
 
 def write(tables: dict[str, list[dict]], folder: Path) -> None:

@@ -10,7 +10,6 @@ Versions are pinned. This file only unpacks the text (zip, tar, R data, JSON, CS
 """
 
 import collections
-import contextlib
 import csv
 import io
 import json
@@ -30,7 +29,6 @@ import click
 from tupe.common import options
 from tupe.common.options import Command, ListOf
 from tupe.common.record import write_atomically
-from tupe.corpus.records import DAMAGE
 
 # ---- downloading packages
 
@@ -79,38 +77,25 @@ def fetch(packages: Iterable[tuple[Callable, str, str]], folder: Path) -> list[P
 # ---- unpacking
 
 
-@contextlib.contextmanager
-def _whole(path):
-    """Inside, `path` is unpacked."""
-    try:
-        yield
-    except (*DAMAGE, zipfile.BadZipFile, tarfile.TarError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it and run the command again") from error
-
-
 def from_zip(path: Path, pattern: str) -> bytes:
     """The contents of the first member that matches."""
-    with _whole(path), zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(path) as archive:
         return archive.read(next(name for name in archive.namelist() if re.search(pattern, name)))
 
 
 def from_tar(path: Path, pattern: str, data: bytes | None = None) -> list[tuple[str, bytes]]:
     """[(name, bytes), ...] of the members that match, by name. data: the archive, if it is a part of the file."""
-    file = io.BytesIO(path.read_bytes() if data is None else data)
-    with _whole(path), tarfile.open(fileobj=file) as archive:
+    with tarfile.open(fileobj=io.BytesIO(path.read_bytes() if data is None else data)) as archive:
         members = sorted((m for m in archive if m.isfile() and re.search(pattern, m.name)), key=lambda m: m.name)
-        if archive.fileobj.read().strip(b"\0"):  # a damaged header is an end to `tarfile`
-            raise tarfile.TarError("a file's header cannot be read")
         return [(Path(m.name).name, archive.extractfile(m).read()) for m in members]
 
 
 def from_deb(path: Path, pattern: str) -> list[tuple[str, bytes]]:
     """A .deb is an ar archive with a data.tar.xz in it."""
     data, offset = path.read_bytes(), 8
-    with _whole(path):
-        while not data[offset:].startswith(b"data.tar"):
-            offset += 60 + (int(data[offset + 48 : offset + 58]) + 1) // 2 * 2
-        size = int(data[offset + 48 : offset + 58])
+    while not data[offset:].startswith(b"data.tar"):
+        offset += 60 + (int(data[offset + 48 : offset + 58]) + 1) // 2 * 2
+    size = int(data[offset + 48 : offset + 58])
     return from_tar(path, pattern, data[offset + 60 :][:size])
 
 

@@ -22,7 +22,7 @@ from tupe.common.options import FILE, Command, ListOf
 from tupe.common.tables import TextTable
 from tupe.token_positions import SAMPLINGS
 
-from .synthetic import WORDS, Prober, adam, append_result, finished, unfinished
+from .synthetic import WORDS, Prober, adam, finished, stored
 
 
 def symbols(count: int, n: int, batch: int, generator: Generator | None) -> Tensor:
@@ -151,20 +151,27 @@ def accuracies(model: Prober, name: str, lengths: Sequence[int], batch: int) -> 
 
 
 KEYS = ("task", "position", "places", "lr", "seed")
+SETTING = {
+    "batch": 32,
+    "trained": 40,
+    "span": 2048,
+}  # strings of an update, the longest of them, positions to draw from
+SIZES = {"layers": 5, "width": 64, "heads": 8, "ffn": 256}
+LONGEST = 500  # string of the tests
 
 
-def sweep(path: str | Path, cells: Sequence[tuple], tests: int, longest: int, **options) -> Iterator[dict]:
-    """Train and test every cell, a tuple of KEYS, that the file does not hold yet with these options; append each run
-    to the file and yield it."""
-    lengths = np.unique(np.linspace(options["trained"] + 1, longest, tests).round().astype(int)).tolist()
-    settings = {**options, "tests": tests, "longest": longest}
-    for cell in unfinished(path, KEYS, cells, settings):
-        task, position, places, lr, seed = cell
+def sweep(path: Path, cells: Sequence[tuple], tests: int, longest: int, **options) -> Iterator[dict]:
+    """`stored` runs of cells of KEYS."""
+    trained, batch = options["trained"], options["batch"]
+    lengths = np.unique(np.linspace(trained + 1, longest, tests).round().astype(int)).tolist()
+
+    def run(task, position, places, lr, seed):
         model = train(task, position, places, lr=lr, seed=seed, **options)
-        short = list(accuracies(model, task, range(1, options["trained"] + 1), options["batch"]).values())
-        shares = accuracies(model, task, lengths, options["batch"])
-        scores = {"score": float(np.mean(list(shares.values()))), "short": float(np.mean(short))}
-        yield append_result(path, KEYS, cell, settings, **scores, accuracies=shares)
+        short = list(accuracies(model, task, range(1, trained + 1), batch).values())
+        shares = accuracies(model, task, lengths, batch)
+        return {"score": float(np.mean(list(shares.values()))), "short": float(np.mean(short)), "accuracies": shares}
+
+    return stored(path, KEYS, cells, {**options, "tests": tests, "longest": longest}, run)
 
 
 def tabulate(runs: Sequence[dict]) -> TextTable:
@@ -196,38 +203,23 @@ def tabulate(runs: Sequence[dict]) -> TextTable:
     "--lrs", type=ListOf(float), default="1e-3", show_default=True, help="Learning rates; the best one counts."
 )
 @click.option("--steps", type=click.IntRange(1), default=3000, show_default=True, help="Updates of a run.")
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Strings of an update.")
-@click.option(
-    "--trained", type=click.IntRange(1), default=40, show_default=True, help="The longest string of the training."
-)
-@click.option(
-    "--longest", type=click.IntRange(2), default=500, show_default=True, help="The longest string of the tests."
-)
 @click.option("--tests", type=click.IntRange(1), default=24, show_default=True,
               help="The number of tested lengths, evenly spaced.")  # fmt: skip
-@click.option("--span", type=click.IntRange(2), default=2048, show_default=True,
-              help="The number of positions that random ones are drawn from.")  # fmt: skip
-@click.option("--layers", type=click.IntRange(1), default=5, show_default=True, help="The number of layers.")
-@click.option("--width", type=click.IntRange(8), default=64, show_default=True,
-              help="The width of the model, with 8 heads and a feed-forward network of 4 x width.")  # fmt: skip
 @click.option("--output", type=FILE, required=True,
               help="The file of finished runs, in JSON lines. What it holds is not trained again.")  # fmt: skip
-def command(tasks, positions, places, seeds, lrs, steps, batch, trained, longest, tests, span, layers, width, output):
+def command(tasks, positions, places, seeds, lrs, steps, tests, output):
     """Which encodings solve tasks on longer strings than they were trained on (Ruoss et al., 2023).
 
     Prints a Markdown table: accuracy in per cent over the tested lengths, of the best run, and in brackets its
     accuracy on lengths of the training. A run takes minutes.
     """
-    if trained >= longest or 3 * longest > span:
-        raise ValueError(f"--longest {longest}: valid: more than --trained {trained}, at most a third of --span {span}")
     torch.set_num_threads(1)  # the models are so small that more hardly help
-    sizes = {"layers": layers, "width": width, "heads": 8, "ffn": 4 * width}
-    options = {"steps": steps, "batch": batch, "trained": trained, "span": span, **sizes}
     for position in positions:
-        Prober(position, span, 1, 2, **sizes)  # an unknown name is refused before anything is trained
+        Prober(position, SETTING["span"], 1, 2, **SIZES)  # an unknown name is refused before anything is trained
+    options = {"steps": steps, **SETTING, **SIZES}
     cells = list(itertools.product(tasks, positions, places, lrs, seeds))  # in the order of KEYS
-    for run in sweep(output, cells, tests, longest, **options):
+    for run in sweep(output, cells, tests, LONGEST, **options):
         shown = " ".join(str(run[key]) for key in KEYS)
-        click.echo(f"{shown} accuracy {run['score']:.3f}, up to {trained} symbols {run['short']:.3f}")
-    found = finished(output, KEYS, {**options, "tests": tests, "longest": longest})
+        click.echo(f"{shown} accuracy {run['score']:.3f}, up to {SETTING['trained']} symbols {run['short']:.3f}")
+    found = finished(output, KEYS, {**options, "tests": tests, "longest": LONGEST})
     click.echo(tabulate([found[cell] for cell in cells]).markdown(), nl=False)

@@ -26,15 +26,15 @@ def table(output):
     """Print the quickstart's table; fails if a model learned no more than frequencies."""
     rows, failed = [], []
     entropy = unigram_entropy(output / "data")
+    orders = json.loads((output / "order" / "order.json").read_text(encoding="utf-8"))
     for arch, name in MODELS.items():
         run = output / "models" / "presets" / with_size(arch, "tiny") / arch
         updates, losses = losses_of(run)
         last = run / "checkpoint_last.pt"
         weights = read_model(last if last.exists() else run, mmap=True).weights
         parameters = sum(value.numel() for value in weights.values() if value.is_floating_point())
-        order = json.loads((output / "order" / f"{arch}.json").read_text())["order"]
         cells = [f"{name} tiny", f"{updates[-1]:,}", f"{parameters / 1e6:.2f} M"]
-        rows.append([*cells, f"{losses[-1]:.2f}", f"{entropy:.2f}", f"{100 * order['accuracy']:.1f}"])
+        rows.append([*cells, f"{losses[-1]:.2f}", f"{entropy:.2f}", f"{100 * orders[arch]['order']['accuracy']:.1f}"])
         if losses[-1] > entropy - MARGIN:
             failed.append(f"{name}: validation loss {losses[-1]:.2f} is not {MARGIN} below the entropy {entropy:.2f}")
     header = ["model", "updates", "parameters", "validation loss", "unigram entropy", "order"]

@@ -10,7 +10,6 @@ import functools
 import itertools
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +24,9 @@ from torch import nn
 from tupe.attention import NORMALISERS
 from tupe.common.options import FILE, Command, ListOf, QuietCommand
 from tupe.common.plotting import curves, heat, save
-from tupe.common.record import fingerprint, naming
+from tupe.common.record import write_atomically
 from tupe.common.tables import TextTable
 from tupe.encoder import BLOCKS, Encoder
-from tupe.positions import files_behind
 from tupe.schemes import SCHEMES
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
@@ -127,8 +125,6 @@ def train(
     `identify` and `even` are new in every step.
     """
     make, classes = TASKS[task]
-    if steps < 1:
-        raise ValueError(f"{steps} steps of training; valid: 1 or more")
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Prober(position, n, words, classes(n, words), special, **options)
@@ -163,65 +159,19 @@ def adam(model: nn.Module, steps: int, lr: float) -> Callable[[torch.Tensor], No
     return update
 
 
-def read_results(path: str | Path) -> list:
-    """Runs stored by a sweep, one JSON object per line; a last line that was cut off is none."""
-    lines = Path(path).read_text().splitlines() if Path(path).exists() else []
-    if lines and not is_whole(lines[-1]):
-        lines.pop()
-    return [json.loads(line) for line in lines]
+# --------------------------------------------------------------------------------------------- runs in a file of lines
+
+KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
+# Options that a stored run names beside its KEYS, with the values of runs that name none.
+DEFAULTS = {"n": 64, "words": 16, "layers": 2, "steps": 3000, "lr": 1e-3}
 
 
-def is_whole(line: str | bytes) -> bool:
-    """Whether a line is JSON, to its end."""
+def read_runs(path: Path) -> list[dict]:
+    """The runs that a sweep stored, one JSON object per line. Raises ValueError for a file of something else."""
     try:
-        json.loads(line)
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     except ValueError:
-        return False
-    return True
-
-
-def finished(path: str | Path, keys: Sequence[str], options: dict) -> dict[tuple, dict]:
-    """{values of the keys: stored run} of the runs with these options, and with a user's own encoding as it is now."""
-    options = {**DEFAULTS, **options}
-    return {
-        tuple(run[key] for key in keys): run
-        for run in read_results(path) if options_of(run) == with_files(options, run["position"])
-    }  # fmt: skip
-
-
-def with_files(options: dict, position: str) -> dict:
-    """The options, and what tells a user's own encoding from what its file said earlier."""
-    files = files_behind(position)
-    return {**options, "position_file": fingerprint(files)} if files else options
-
-
-def unfinished(path: str | Path, keys: Sequence[str], cells: Iterable[tuple], options: dict) -> list[tuple]:
-    """The cells, values of the keys, that have no stored run with these options. Makes the file's folder, and takes
-    away what a killed process had not written to its end. Raises ValueError for a file of something else."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    content, begins = Path(path).read_bytes() if Path(path).exists() else b"", f'{{"{keys[0]}": '.encode()
-    if not content.startswith(begins[: len(content)]):
-        raise ValueError(f"{path} holds no runs, but something else; choose another file")
-    *whole, last = content.rpartition(b"\n")
-    if last and is_whole(last):
-        _append(path, "\n")
-    elif last:
-        os.truncate(path, sum(map(len, whole)))
-    done = finished(path, keys, options)
-    return [cell for cell in cells if cell not in done]
-
-
-def append_result(path: str | Path, keys: Sequence[str], cell: tuple, options: dict, **outcome) -> dict:
-    """Store a run, and return it."""
-    named = dict(zip(keys, cell, strict=True))
-    run = {**named, **outcome, "options": with_files(options, named["position"])}
-    _append(path, json.dumps(run, allow_nan=False) + "\n")
-    return run
-
-
-def _append(path, text):
-    with naming(path), open(path, "a") as file:
-        file.write(text)
+        raise ValueError(f"{path} holds something other than runs; choose another file") from None
 
 
 def options_of(run: dict) -> dict:
@@ -229,17 +179,35 @@ def options_of(run: dict) -> dict:
     return {**DEFAULTS, **run.get("options", {})}
 
 
-def sweep(path: str | Path, cells: Iterable[tuple], **options) -> Iterator[dict]:
-    """Train every cell, a tuple of KEYS, that the file does not hold yet with these options; append each run to it and
-    yield it.
+def finished(path: Path, keys: Sequence[str], options: dict) -> dict[tuple, dict]:
+    """{values of the keys: stored run} of the runs with these options."""
+    options = {**DEFAULTS, **options}
+    return {tuple(run[key] for key in keys): run for run in read_runs(path) if options_of(run) == options}
+
+
+def stored(path: Path, keys: Sequence[str], cells: Iterable[tuple], options: dict, run: Callable) -> Iterator[dict]:
+    """Compute the cells, values of the keys, that the file does not hold yet with these options; store each run at once
+    and yield it. run: function of a cell to what came out."""
+    done = finished(path, keys, options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for cell in cells:
+        if cell not in done:
+            made = {**dict(zip(keys, cell, strict=True)), **run(*cell), "options": options}
+            lines = [json.dumps(each, allow_nan=False) + "\n" for each in [*read_runs(path), made]]
+            write_atomically(path, "".join(lines))
+            yield made
+
+
+def sweep(path: Path, cells: Iterable[tuple], **options) -> Iterator[dict]:
+    """`stored` runs of cells of KEYS.
 
     For `equal` the effort follows `structure`. Where training is proven to be in vain, it takes a third of the steps.
     Where it should succeed and the accuracy stays below 0.99, the run is repeated once with half the learning rate and
     twice the steps: the question is what a model can do, not how fast.
     """
     options = {**DEFAULTS, **options}
-    for cell in unfinished(path, KEYS, cells, options):
-        task, layer, position, normaliser, special, seed = cell
+
+    def run(task, layer, position, normaliser, special, seed):
         model = {"special": special, "normaliser": normaliser, "layer": layer, "layers": options["layers"]}
         effort = dict(options)
         expected = verdict(structure(position, options["n"], **model).distinct, options["n"]) if task == "equal" else ""
@@ -250,7 +218,9 @@ def sweep(path: str | Path, cells: Iterable[tuple], **options) -> Iterator[dict]
             effort |= {"lr": options["lr"] / 2, "steps": options["steps"] * 2}
             second, more = train(task, position, seed=seed, **model | effort)
             accuracy, steps = max(accuracy, second), steps + more
-        yield append_result(path, KEYS, cell, options, accuracy=accuracy, steps=steps)
+        return {"accuracy": accuracy, "steps": steps}
+
+    return stored(path, KEYS, cells, options, run)
 
 
 def agrees(accuracy: float, distinct: int, n: int) -> bool:
@@ -276,11 +246,6 @@ def deviations(runs: list[dict], n: int = 64, **options) -> list:
     model = ("position", "normaliser", "special", "layer")
     pairs = [(run, distinct(**{key: run[key] for key in model})) for run in runs]
     return [(run, verdict(number, n)) for run, number in pairs if not agrees(run["accuracy"], number, n)]
-
-
-KEYS = ("task", "layer", "position", "normaliser", "special", "seed")
-# Options that a stored run names beside its KEYS, with the values of runs that name none.
-DEFAULTS = {"n": 64, "words": 16, "layers": 2, "steps": 3000, "lr": 1e-3}
 
 
 def accuracies(runs: list[dict]) -> TextTable:
@@ -335,7 +300,7 @@ SPECIAL = {"without": False, "with": True}
 )
 @click.option("--length", type=click.IntRange(1), default=DEFAULTS["n"], show_default=True, help="Words of a sequence.")
 @click.option("--seeds", type=ListOf(int), default=[1, 2, 3], help="A run for each of these seeds (default: 1,2,3).")
-@click.option("--steps", type=int, default=DEFAULTS["steps"], show_default=True, help="Updates of a run.")
+@click.option("--steps", type=click.IntRange(1), default=DEFAULTS["steps"], show_default=True, help="Updates of a run.")
 @click.option("--lr", type=float, default=DEFAULTS["lr"], show_default=True, help="The learning rate.")
 @click.option("--structure", "only_structure", is_flag=True,
               help="Ask without training, of random weights in float64: a matter of seconds.")  # fmt: skip
@@ -420,7 +385,7 @@ def numbering(panels: dict) -> Figure:
 @click.option("--output", type=FILE, required=True, help="The file to write: .png.")
 def draw_numbering(runs, output):
     """Draw what structure allows and training reaches on equal tokens. RUNS: of `python -m lab synthetic`."""
-    chosen = [run for run in read_results(runs) if run["task"] == "equal" and run["layer"] == "transformer"]
+    chosen = [run for run in read_runs(runs) if run["task"] == "equal" and run["layer"] == "transformer"]
     if not chosen:
         raise ValueError(f"{runs} has no finished run of the task `equal` with the layer `transformer`")
     trained_with = [options_of(run) for run in chosen]

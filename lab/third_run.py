@@ -18,6 +18,7 @@ import numpy as np
 from tupe.common import options, record
 from tupe.common.options import ListOf
 from tupe.data.splits import Split
+from tupe.evaluate.loading import HeldOut
 from tupe.evaluate.order import evaluate
 from tupe.positions import load_scheme_file
 from tupe.sweep import runner
@@ -94,32 +95,23 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
     runner.exit_if_unfinished(states, "trunks")
 
 
-def evaluation(model: Any, task: Any, data: Path) -> dict:
+def evaluation(model: Any, text: HeldOut, data: Path) -> dict:
     """What evaluation.json holds: order sensitivity, and the loss of all held-out blocks, also by document."""
-    task.load_dataset("valid")
-    sizes = np.asarray(task.dataset("valid").sizes).reshape(-1)
-    content = evaluate(model, task, TextEncoder(data), SENTENCES, int(sizes[sizes <= model.max_positions()].sum()))
-    blocks = content["loss"]["blocks"]
-    documents = documents_of_blocks(Split(data / "valid").sizes, model.max_positions() - 1)  # one less for <s>
+    blocks = text.blocks("valid").blocks
+    content = evaluate(model, text, TextEncoder(data), SENTENCES, int(blocks.sizes.sum()))
+    documents = documents_at(Split(data / "valid").sizes, blocks.borders[0][:, 0])
     further = {}
     for name in ("nats", "tokens"):  # the last blocks may have no masked token, and no sum
-        values = np.array(blocks[name].split(), float)
+        values = np.array(content["loss"]["blocks"][name].split(), float)
         sums = np.bincount(documents[: len(values)], values)
         further[f"{name} by document"] = {str(number): total for number, total in enumerate(sums)}
     return content | {"further": further}
 
 
-def documents_of_blocks(sizes: np.ndarray, room: int) -> np.ndarray:
-    """The document in which each block of at most `room` tokens begins, in order: whole sentences, as fairseq joins
-    them. sizes: of a split's sentences; a `</s>` alone ends a document."""
-    ends, found, total, start = np.cumsum(sizes == 1), [], 0, 0
-    for sentence, size in enumerate([*sizes, room + 1]):
-        if total and total + size > room:
-            if total <= room:
-                found.append(ends[start] - (sizes[start] == 1))
-            total, start = 0, sentence
-        total += size
-    return np.array(found)
+def documents_at(sizes: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The document in which each of these tokens of a split is. sizes: of its sentences; a `</s>` alone ends a
+    document."""
+    return np.searchsorted(np.cumsum(sizes)[sizes == 1], starts, side="right")
 
 
 def divergence_of(folder: Path) -> str:

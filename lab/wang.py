@@ -167,7 +167,7 @@ def score_table(summaries: dict[Model, dict[str, Summary]]) -> TextTable | None:
     for model, row in models.items():
         theirs = [published_score(row, SCORES[name]) for name in names]
         ours = [f"{statistics.mean(lists[model][name]):.2f}" if lists[model].get(name) else "" for name in names]
-        rows.append(("published", [f"{row} (published)", *theirs, *([str(published()["glue"][row]["mean"])] * whole)]))
+        rows.append(("", [f"{row} (published)", *theirs, *([str(published()["glue"][row]["mean"])] * whole)]))
         means = next(iter(lists[model].values()))  # by seed: none, if the tasks have no seed in common
         mean = [f"{statistics.mean(means):.2f}" if means else ""] * whole
         rows.append(("ours", [str(model), *ours, *mean]))
@@ -180,7 +180,7 @@ def property_table(probed: dict[Model, dict[str, float]]) -> TextTable | None:
     for model, values in probed.items():
         if row := counterpart(model):
             theirs = published()["properties"][row]
-            rows.append(("published", [f"{row} (published)", *(f"{theirs[MEASURES[name]]:.4g}" for name in names)]))
+            rows.append(("", [f"{row} (published)", *(f"{theirs[MEASURES[name]]:.4g}" for name in names)]))
             rows.append(("ours", [str(model), *(f"{values[name]:.4g}" for name in names)]))
     return TextTable(["model", *(MEASURES[name] for name in names)], rows) if rows and names else None
 

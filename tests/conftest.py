@@ -69,16 +69,6 @@ def pytest_runtest_setup(item):
 pytest_runtest_call = pytest_runtest_setup
 
 
-@pytest.fixture(scope="module")
-def undrawn():
-    """PNG figures are composed but not drawn, which takes up to half a second each."""
-    from tupe.common import plotting
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plotting, "png", lambda figure: plotting.plt.close(figure) or b"a figure")
-        yield
-
-
 def pytest_addoption(parser):
     parser.addoption("--kills", type=int, default=4, help="of each command, in test_kills.py: kills and full disks")
 

@@ -35,7 +35,6 @@ ELSEWHERE = {
     "BERT_FOLDER": "tests/checkpoints/test_convert.py, with a Hugging Face BERT",
     "figure2": "the same",
     "KERPLE=": "the same command with two checkpoints, of the same page; this one needs twelve trainings",
-    "tupe plot phi": "tests/evaluate/test_figures.py: needs learned frequencies",
     "tupe predict ": "tests/evaluate/test_predict.py: needs a fine-tuned CoLA",
     "tupe prepare labels ": "tests/corpus/test_labels.py",
     "--task reviews ": "the same",
@@ -59,7 +58,7 @@ OF_NAMES = [
      r"\1tupe_r/checkpoint_last.pt"),
     (r"^((BERT-A|TUPE-R)=)?(runs/bert_a|runs/tupe_r|RUN|swapped|stretched)$", r"\1bert_a"),
     (r"^(OUT|hf)$", "hf"),
-    (r"^BLiMP\.zip$", "pairs.jsonl"),
+    (r"^BLiMP$", "pairs.jsonl"),
     (r"^dict\.txt$", "data/dict.txt"),
     (r"^sample-bin$", "glue-bin"),
 ]  # fmt: skip
@@ -76,7 +75,6 @@ SMALL = {
     "plot attention": "--words 3",
     "order": "--sentences 2 --tokens 100",
     "extrapolate": "--multiples 1,2 --windows 2",
-    "minimal-pairs": "--limit 1",
 }
 
 

@@ -387,10 +387,11 @@ def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, caplog, l
         folder.mkdir(parents=True)
         state = {**least_checkpoint(), "model": {"encoder.tokens.weight": torch.zeros(parameters)}}
         torch.save(state, folder / "checkpoint_last.pt")
-        (tmp_path / "order").mkdir(exist_ok=True)
-        (tmp_path / "order" / f"{arch}.json").write_text(json.dumps({"order": {"accuracy": 0.625}}))
         entry = {"epoch": 1, "num_updates": 1234, "split": "valid", "best": True}
         Record("masked_lm", f"{arch}_tiny", **run, scores=[{**entry, "loss": loss}]).save(folder)
+    (tmp_path / "order").mkdir()
+    orders = dict.fromkeys(("bert_a", "tupe_r"), {"order": {"accuracy": 0.625}})
+    (tmp_path / "order" / "order.json").write_text(json.dumps(orders))
     caplog.set_level("INFO")
     shown = CliRunner().invoke(quickstart.table, [str(tmp_path)])
     assert not caplog.records  # the table alone, without what fairseq logs of the data

@@ -1,4 +1,4 @@
-"""What only a GPU can show, in one command of fifteen minutes: the most informative part first, every row saved.
+"""What only a GPU can show, in one command of fifteen minutes: the most informative section first, every row saved.
 
 B batch, L sequence length.
 """
@@ -36,7 +36,7 @@ from .kernels import Case, attention_case
 from .machine import PRECISIONS, environment
 
 CONTEXT = multiprocessing.get_context("spawn")  # a process that was forked cannot use CUDA
-PARTS = {}  # name -> Part, in order
+SECTIONS = {}  # name -> Section, in order
 UPDATES = 300  # for losses
 MODES = [("bf16", False), ("fp16", True), ("bf16", True)]  # (precision, half weights); the second is the recipe's
 OURS = ["tupe_r-triton", "tupe_r-sdpa", "nopos", "nopos-triton"]  # the third by flash attention
@@ -61,16 +61,16 @@ class Trial(NamedTuple):
         return replace(sizes, precision=precision, half_weights=half, device=self.device)
 
 
-class Part(NamedTuple):
+class Section(NamedTuple):
     title: str
     seconds: int  # at most
     columns: list[str]  # of a row, on the page
     measure: Callable[[Trial], Iterator[dict]]  # its docstring stands on the page
 
 
-def part(title: str, seconds: int, columns: str) -> Callable:
+def section(title: str, seconds: int, columns: str) -> Callable:
     def add(function: Callable) -> Callable:
-        PARTS[function.__name__] = Part(title, seconds, columns.split(), function)
+        SECTIONS[function.__name__] = Section(title, seconds, columns.split(), function)
         return function
 
     return add
@@ -86,7 +86,7 @@ def tried(about: dict, measure: Callable[[], dict]) -> dict:
         return {**about, "failed": reason(error)}
 
 
-@part("Card", 20, "what value")
+@section("Card", 20, "what value")
 def card(trial: Trial) -> Iterator[dict]:
     """Rates in GB/s (of what is read and written) and TFLOP/s. The largest product is the peak of all shares."""
     yield from ({"what": name, "value": value} for name, value in environment().items() if value is not None)
@@ -107,7 +107,7 @@ def card(trial: Trial) -> Iterator[dict]:
 # ---- attention
 
 
-@part("Attention beside the plain path", 40, "path precision dropout length padded out q k v bias failed")
+@section("Attention beside the plain path", 40, "path precision dropout length padded out q k v bias failed")
 def equality(trial: Trial) -> Iterator[dict]:
     """Relative errors of the output and of gradients, to be below 4e-3 in fp16 and 3e-2 in bf16. With dropout, of what
     holds only if all kernels drop the same weights: out . out = v . dv, q . dq = k . dk, and rows of the bias' gradient
@@ -138,7 +138,7 @@ def identities(ours: Case, plain: Case) -> dict:
     return {"q": abs(float(of_q)), "v": abs(float(of_v)), "bias": float(dbias.sum(-1).norm() / dbias.norm())}
 
 
-@part("Attention by replay of a graph", 90, "path batch length dropout forward_s backward_s tflop_per_s failed")
+@section("Attention by replay of a graph", 90, "path batch length dropout forward_s backward_s tflop_per_s failed")
 def attention(trial: Trial) -> Iterator[dict]:
     """In bf16, without the host. TFLOP/s count seven products for a call, whatever a kernel computes again."""
     paths = [("triton", True), ("sdpa", True), ("sdpa", False), ("triton", False)]  # without a bias: flash attention
@@ -269,7 +269,7 @@ COLUMNS = "contender mode way length tokens_per_s share_of_peak x_nopos forward_
 COLUMNS += "launches host_s memory_mib failed"
 
 
-@part("Eager steps", 150, COLUMNS)
+@section("Eager steps", 150, COLUMNS)
 def eager(trial: Trial) -> Iterator[dict]:
     """Medians in seconds, 16,384 tokens a step. `weights`: half weights with float32 copies, as `--fp16` makes them;
     `autocast`: float32 weights. host_s: what the host takes to launch forward pass, backward pass and update."""
@@ -277,7 +277,7 @@ def eager(trial: Trial) -> Iterator[dict]:
         yield from measured(trial, trial.pick(OURS[: 4 if length == 512 else 3], TINY), trial.setting(length, *mode))
 
 
-@part("Steps with compiled layers", 150, COLUMNS + " prepared_s graphs breaks")
+@section("Steps with compiled layers", 150, COLUMNS + " prepared_s graphs breaks")
 def compiled(trial: Trial) -> Iterator[dict]:
     """Layer by layer, for one length; three graphs and no break are right. Hugging Face's BERT computes its head at all
     tokens."""
@@ -286,7 +286,7 @@ def compiled(trial: Trial) -> Iterator[dict]:
         yield from measured(trial, names, trial.setting(half=half), "compiled")
 
 
-@part("Steps as CUDA graphs", 75, COLUMNS.replace("memory_mib ", "prepared_s "))
+@section("Steps as CUDA graphs", 75, COLUMNS.replace("memory_mib ", "prepared_s "))
 def graphs(trial: Trial) -> Iterator[dict]:
     """Forward and backward pass are replayed."""
     ways = [("compiled graph", 512, True), ("compiled graph", 128, True), ("graph", 512, False)]
@@ -303,7 +303,7 @@ def best(trial: Trial) -> tuple[str, Setting, str]:
     return row["contender"], trial.setting(precision=row["precision"], half=row["half_weights"]), row["way"]
 
 
-@part("Profile of the fastest", 60, "contender mode way kind kernel count seconds")
+@section("Profile of the fastest", 60, "contender mode way kind kernel count seconds")
 def profile(trial: Trial) -> Iterator[dict]:
     """A step's kernels."""
     name, setting, way = best(trial)
@@ -311,14 +311,14 @@ def profile(trial: Trial) -> Iterator[dict]:
     yield from ({"contender": name, "mode": setting.mode, "way": way, **kernel} for kernel in kernels)
 
 
-@part("65,536 tokens a step", 60, COLUMNS)
+@section("65,536 tokens a step", 60, COLUMNS)
 def large(trial: Trial) -> Iterator[dict]:
     """As the fastest so far."""
     name, setting, way = best(trial)
     yield from measured(trial, [name, "nopos"], replace(setting, batch=trial.setting(tokens=2**16).batch), way)
 
 
-@part(f"Losses of {UPDATES} updates", 120, "mode way update loss difference failed")
+@section(f"Losses of {UPDATES} updates", 120, "mode way update loss difference failed")
 def losses(trial: Trial) -> Iterator[dict]:
     """Of held-out text, of TUPE-R's tiny size without dropout on made-up text; differences from eager float32, to be
     within 0.02."""
@@ -360,14 +360,14 @@ def made_up(setting: Setting, number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def saved(trial: Trial, name: str) -> dict | None:
-    """What there is of a part on this device; its "end" is "complete", or why it failed, or None."""
+    """What there is of a section on this device; its "end" is "complete", or why it failed, or None."""
     path = trial.folder / f"{name}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     return found if found.get("device") == trial.device else None
 
 
 def run(trial: Trial, name: str) -> str | None:
-    """Measure a part, save it anew with every row, and say why it failed."""
+    """Measure a section, save it anew with every row, and say why it failed."""
     about, begin, rows = environment(), time.monotonic(), []
     if trial.device == "cpu":
         PEAK_SIZE["cpu"] = 64  # of this process, which rehearses
@@ -381,7 +381,7 @@ def run(trial: Trial, name: str) -> str | None:
     try:
         save(None)
         torch._dynamo.reset()
-        for row in PARTS[name].measure(trial):
+        for row in SECTIONS[name].measure(trial):
             broken = {key: str(x) for key, x in row.items() if isinstance(x, float) and not math.isfinite(x)}
             rows.append({**row, **broken})
             save(None)
@@ -392,12 +392,12 @@ def run(trial: Trial, name: str) -> str | None:
 
 
 def write_page(trial: Trial, reasons: dict[str, str]) -> None:
-    """From the rows alone, and from why parts have none."""
+    """From the rows alone, and from why sections have none."""
     origin = "Written by `python -m lab bench gpu`; started again, it measures what is missing."
     lines = ["# What a GPU shows", "", origin]
     if trial.device == "cpu":
         lines += ["", "**A rehearsal on a CPU, at tiny sizes: no figure here says anything about GPUs.**"]
-    for name, (title, _, columns, measure) in PARTS.items():
+    for name, (title, _, columns, measure) in SECTIONS.items():
         lines += ["", f"## {title}", "", " ".join(measure.__doc__.split()), ""]
         content = saved(trial, name) or {"rows": []}
         columns = [column for column in columns if any(row.get(column) is not None for row in content["rows"])]
@@ -418,13 +418,13 @@ def cell(value: object) -> str:
 
 
 @click.command(cls=Command)
-@options.output("The folder of the page gpu.md and of each part's rows, PART.json.")
+@options.output("The folder of the page gpu.md and of each section's rows, SECTION.json.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cuda", show_default=True,
               help="Where to measure; on the CPU it is a rehearsal at tiny sizes.")  # fmt: skip
 @click.option("--minutes", default=15.0, show_default=True,
-              help="Parts that might last longer wait for the next start; 0 only writes the page.")  # fmt: skip
-@click.option("--parts", type=ListOf(list(PARTS)), help=f"Measure only these of {', '.join(PARTS)}.")
-def command(output, device, minutes, parts):
+              help="Sections that might last longer wait for the next start; 0 only writes the page.")  # fmt: skip
+@click.option("--sections", type=ListOf(list(SECTIONS)), help=f"Measure only these of {', '.join(SECTIONS)}.")
+def command(output, device, minutes, sections):
     """Measure on a GPU what could only be computed without one; write all rows, and a page.
 
     \b
@@ -435,17 +435,17 @@ def command(output, device, minutes, parts):
         raise ValueError("--device cuda: this PyTorch sees no GPU; valid here: cpu")
     trial, begin, reasons, pool = Trial(output.resolve(), device), time.monotonic(), {}, None
     output.mkdir(parents=True, exist_ok=True)
-    for name in parts or PARTS:
-        seconds, left = PARTS[name].seconds, 60 * minutes - (time.monotonic() - begin)
+    for name in sections or SECTIONS:
+        seconds, left = SECTIONS[name].seconds, 60 * minutes - (time.monotonic() - begin)
         if (content := saved(trial, name)) and content["end"] == "complete":
             continue
         if left < seconds:
             reasons[name] = f"it takes up to {seconds} s, and {max(0, left):.0f} s were left"
             continue
-        click.echo(f"{PARTS[name].title} ...")
-        if pool is None:  # one process until a part fails: a fault of CUDA ends all that it could still measure
+        click.echo(f"{SECTIONS[name].title} ...")
+        if pool is None:  # one process until a section fails: a fault of CUDA ends all that it could still measure
             pool = CONTEXT.Pool(1)
-            pool.apply(saved, (trial, name))  # imports, in no part's time
+            pool.apply(saved, (trial, name))  # imports, in no section's time
         try:
             failed = pool.apply_async(run, (trial, name)).get(seconds)
         except multiprocessing.TimeoutError:
@@ -456,8 +456,8 @@ def command(output, device, minutes, parts):
             pool = None
         write_page(trial, reasons)
     write_page(trial, reasons)
-    whole = sum((saved(trial, name) or {}).get("end") == "complete" for name in PARTS)
-    click.echo(f"{output / 'gpu.md'}: {whole} of {len(PARTS)} parts")
+    whole = sum((saved(trial, name) or {}).get("end") == "complete" for name in SECTIONS)
+    click.echo(f"{output / 'gpu.md'}: {whole} of {len(SECTIONS)} sections")
     if reasons:
         listed = "; ".join(f"{name} ({why})" for name, why in reasons.items())
         raise click.ClickException(f"not measured: {listed}; started again, the command measures these")

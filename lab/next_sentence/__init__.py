@@ -6,32 +6,15 @@ A sequence is `<s> A </s> </s> B </s>`, where B follows A in its document or com
 2019), and the model needs segment embeddings to tell them apart (`tupe checkpoint swap --segments`).
 """
 
+import functools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
-from fairseq.data import (
-    AppendTokenDataset,
-    BaseWrapperDataset,
-    ConcatDataset,
-    ConcatSentencesDataset,
-    Dictionary,
-    FairseqDataset,
-    IdDataset,
-    MaskTokensDataset,
-    NestedDictionaryDataset,
-    NumelDataset,
-    NumSamplesDataset,
-    PrependTokenDataset,
-    RightPadDataset,
-    SortDataset,
-    data_utils,
-)
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
@@ -39,10 +22,13 @@ from omegaconf import DictConfig
 
 import tupe.plugin  # noqa: F401  (architectures, optimizers, schedules)
 from tupe.checkpoints import gate
-from tupe.data.blocks import cut_long
-from tupe.data.splits import HELD_OUT_SEED, prefixes_of
+from tupe.data.batches import Epoch, held_out
+from tupe.data.blocks import BOS, EOS, PAD
+from tupe.data.masks import IGNORED, MaskedBlocks, pad
+from tupe.data.splits import HELD_OUT_SEED, Split, prefixes_of
 from tupe.plugin.criterion import count_tokens
 from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
+from tupe.plugin.ordered import Items
 
 HEAD = "next_sentence"
 CRITERION = "masked_lm_next_sentence"
@@ -57,9 +43,7 @@ class NextSentenceConfig(TupeMaskedLMConfig):
 
 @register_task("next_sentence", dataclass=NextSentenceConfig)
 class NextSentenceTask(TupeMaskedLMTask):
-    """Pairs of sentences, whose words are masked as in fairseq's `masked_lm`, in batches that fairseq shuffles."""
-
-    fixed = {"mask_whole_words": False}
+    """Pairs of sentences, masked and ordered as the blocks of `tupe_masked_lm` are."""
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
@@ -74,107 +58,34 @@ class NextSentenceTask(TupeMaskedLMTask):
         return super().build_criterion(cfg, **kwargs)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        self.check_options()
-        d, seed = self.source_dictionary, self.cfg.seed if split.startswith("train") else HELD_OUT_SEED
-        parts = [data_utils.load_indexed_dataset(prefix, d) for prefix in prefixes_of(self.cfg.data, split)]
-        sentences = ConcatDataset(parts)
-        cuts = d if str(self.cfg.long_sentences) == "cut" else None
-        pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, seed, cuts)
-        self.note_left_out(split, pairs.left_out / pairs.total)
-
-        more = {name: getattr(self.cfg, name) for name in ("mask_multiple_length", "mask_stdev", "skip_masking")}
-
-        def masked(side, targets):
-            return MaskTokensDataset(
-                Side(pairs, side), d, d.pad(), self.mask_idx, return_masked_tokens=targets,
-                seed=2 * seed + side,  # else A and B would be masked at the same positions
-                mask_prob=self.cfg.mask_prob, leave_unmasked_prob=self.cfg.leave_unmasked_prob,
-                random_token_prob=self.cfg.random_token_prob,
-                freq_weighted_replacement=self.cfg.freq_weighted_replacement, **more,
-            )  # fmt: skip
-
-        def framed(targets, start, stop):
-            a, b = (AppendTokenDataset(masked(side, targets), stop) for side in (0, 1))
-            return ConcatSentencesDataset(PrependTokenDataset(a, start), PrependTokenDataset(b, stop))
-
-        source = framed(False, d.bos(), d.eos())  # separators are never masked: they tell A from B
-        target = framed(True, d.pad(), d.pad())
-        dataset = NestedDictionaryDataset(
-            {
-                "id": IdDataset(),
-                "net_input": {
-                    "src_tokens": RightPadDataset(source, pad_idx=d.pad()),
-                    "src_lengths": NumelDataset(source, reduce=False),
-                },
-                "target": RightPadDataset(target, pad_idx=d.pad()),
-                "next_sentence": Side(pairs, 2),
-                "nsentences": NumSamplesDataset(),
-                "ntokens": NumelDataset(source, reduce=True),
-            },
-            sizes=[pairs.sizes],
-        )
-        with data_utils.numpy_seed(seed):
-            shuffle = np.random.permutation(len(pairs))
-        self.datasets[split] = SortDataset(dataset, sort_order=[shuffle])
+        cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split.startswith("train")
+        sentences = [ids for prefix in prefixes_of(cfg.data, split) for ids in Split(prefix, len(symbols))]
+        pairs = SentencePairs(sentences, cfg.tokens_per_sample, cfg.seed if trains else HELD_OUT_SEED)
+        masks = {name: getattr(cfg, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
+        order = functools.partial(Epoch, len(pairs), cfg.seed) if trains else functools.partial(held_out, len(pairs))
+        self.datasets[split] = Items(MaskedPairs(pairs, symbols, **masks), collate, order, cfg.tokens_per_sample)
 
 
-class Parts(FairseqDataset):
-    """Stretches of the items of a data set: item i is sizes[i] tokens of dataset[index[i]], from start[i] on."""
-
-    def __init__(self, dataset: FairseqDataset, index: np.ndarray, start: np.ndarray, sizes: np.ndarray):
-        super().__init__()
-        self.dataset, self.index, self.start, self.sizes = dataset, index, start, sizes
-
-    can_reuse_epoch_itr_across_epochs = True  # sizes do not change
-
-    def __len__(self):
-        return len(self.index)
-
-    def __getitem__(self, i):
-        return self.dataset[int(self.index[i])][self.start[i] : self.start[i] + self.sizes[i]]
-
-    def num_tokens(self, i: int) -> int:
-        return int(self.sizes[i])
-
-    size = num_tokens
-
-
-def cut_sentences(sentences: FairseqDataset, room: int, dictionary: Dictionary | None, end: int = 0) -> FairseqDataset:
-    """The same sentences, those of more than `room` tokens in parts: cut where the last possible word begins, or within
-    a word that is longer than that. end: number of tokens at the end of each sentence that are left out."""
-    sizes = np.asarray(sentences.sizes, dtype=np.int64) - end
-    if not end and not (sizes > room).any():
-        return sentences
-    symbols = dictionary.symbols if dictionary else []
-    index, starts, sizes = cut_long(sizes, lambda i: np.asarray(sentences[i]), room, symbols)
-    return Parts(sentences, index, starts, sizes)
-
-
-class SentencePairs(FairseqDataset):
-    """(A [a], B [b], label) with a + b + 4 <= length; label 0: B follows A, 1: B begins elsewhere in another document.
+class SentencePairs:
+    """Item (epoch, i) is (A [a], B [b], label) with a + b + 4 <= length; label 0: B follows A, 1: B begins elsewhere in
+    another document.
 
     sentences: ids, each ending with a separator; an empty sentence ends a document. The sentences of a document are
     grouped into pieces that fit. Every epoch cuts each piece into A and B at a random sentence, and replaces B with
-    probability 1/2. Pieces of a single sentence are left out. dictionary: of the ids, if sentences that may leave no
-    room for a second one are to be cut. left_out, total: numbers of tokens. Raises ValueError unless two documents have
-    pieces.
+    probability 1/2. Pieces of a single sentence, and sentences that do not fit, are left out. Raises ValueError unless
+    two documents have pieces.
     """
 
-    def __init__(self, sentences: FairseqDataset, length: int, seed: int, dictionary: Dictionary | None = None):
-        super().__init__()
-        self.room, self.seed, self.epoch = length - 4, seed, 1
-        longest = self.room // 2 if dictionary else max(sentences.sizes)
-        self.sentences = cut_sentences(sentences, longest, dictionary, end=1)  # without the separators
+    def __init__(self, sentences: list[np.ndarray], length: int, seed: int):
+        self.sentences, self.room, self.seed = sentences, length - 4, seed
         self.pieces = []  # (document, index of the first sentence, number of sentences)
-        self.total = self.left_out = int(self.sentences.sizes.sum())
         document, first, size = 0, 0, 0
 
         def close(end):
             if end - first >= 2:
                 self.pieces.append((document, first, end - first))
-                self.left_out -= int(size)
 
-        for index, tokens in enumerate(self.sentences.sizes):
+        for index, tokens in enumerate(len(ids) - 1 for ids in sentences):  # without the separators
             if tokens == 0 or tokens > self.room:  # the end of a document, or a sentence that is too long
                 close(index)
                 document, first, size = document + (tokens == 0), index + 1, 0
@@ -189,22 +100,13 @@ class SentencePairs(FairseqDataset):
             raise ValueError(
                 f"the next-sentence objective needs two documents with two sentences each that fit into {length} tokens"
             )
-        self.sizes = np.full(len(self.pieces), length)  # at most
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    can_reuse_epoch_itr_across_epochs = True  # sizes do not change
 
     def __len__(self):
         return len(self.pieces)
 
-    def __getitem__(self, index):
-        return self.pair(self.epoch, index)
-
-    @lru_cache(maxsize=64)  # noqa: B019  (source, target and label ask for the same pair; the data set outlives it)
-    def pair(self, epoch: int, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        rng = np.random.default_rng([self.seed, epoch, index])
+    def __getitem__(self, item: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, int]:
+        epoch, index = item
+        rng = np.random.default_rng([self.seed, max(epoch, 0), index])
         document, first, count = self.pieces[index]
         cut = first + rng.integers(1, count)
         a = self.words(first, cut)
@@ -217,23 +119,49 @@ class SentencePairs(FairseqDataset):
         b = self.words(first + rng.integers(count), first + count)
         return a, b[: self.room - len(a)], label
 
-    def words(self, start: int, end: int) -> torch.Tensor:
+    def words(self, start: int, end: int) -> np.ndarray:
         """The ids of sentences start .. end - 1."""
-        return torch.cat([self.sentences[i] for i in range(start, end)])
+        return np.concatenate([self.sentences[i][:-1] for i in range(start, end)])
 
 
-class Side(BaseWrapperDataset):
-    """One part of `SentencePairs`: 0 A, 1 B, 2 the label."""
+class MaskedPairs(MaskedBlocks):
+    """Item (epoch, i) is pair i as one sequence, with the masks of that epoch, and its label: (ids with masks, targets,
+    label). Separators are never masked: they tell A from B."""
 
-    def __init__(self, pairs: FairseqDataset, part: int):
-        super().__init__(pairs)
-        self.part = part
+    def __init__(self, pairs: SentencePairs, symbols: list[str], **masks: float):
+        super().__init__({}, symbols, pairs.seed, **masks)
+        self.pairs = pairs
 
-    def __getitem__(self, index):
-        return self.dataset[index][self.part]
+    def __len__(self):
+        return len(self.pairs)
 
-    def collater(self, samples: list) -> torch.Tensor:
-        return torch.tensor(samples)  # labels; A and B are collated after their masks
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.full(len(self), self.pairs.room + 4)  # at most
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, int]:
+        epoch, index = item
+        a, b, label = self.pairs[epoch, index]
+        whole = np.concatenate([[BOS], a, [EOS, EOS], b, [EOS]])
+        self.blocks = {index: whole}  # the one that is masked next
+        ids, targets = super().__getitem__(item)
+        separates = (whole == BOS) | (whole == EOS)
+        return np.where(separates, whole, ids), np.where(separates, IGNORED, targets), label
+
+
+def collate(samples: list) -> dict:
+    """A batch of fairseq's task. samples: (index, item of `MaskedPairs`)."""
+    indices, items = zip(*samples, strict=True)
+    ids, targets = map(torch.from_numpy, pad([item[:2] for item in items]))
+    lengths = [len(item[0]) for item in items]
+    return {
+        "id": torch.tensor(indices),
+        "net_input": {"src_tokens": ids, "src_lengths": torch.tensor(lengths)},
+        "target": targets.masked_fill(targets == IGNORED, PAD),
+        "next_sentence": torch.tensor([item[2] for item in items]),
+        "nsentences": len(items),
+        "ntokens": sum(lengths),
+    }
 
 
 @register_criterion(CRITERION, dataclass=MaskedLmConfig)

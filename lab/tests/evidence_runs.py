@@ -41,7 +41,7 @@ def write_run(output, trial: Trial, loss: float, exit: int = 1000, state="finish
         "order": order,
         "loss": {
             "tokens": 60000, "mean": loss / BITS, "error": 0.01,
-            "by_position": {"0": [2.0, 100], "1": [2.0, 900], "2-3": [1.9, 1000]}, "by_length": {"64-128": [2.0, 1000]},
+            "by_position": {"0": [2.0, 100], "1": [2.0, 900], "2-3": [1.9, 1000]},
             "blocks": {"nats": " ".join([f"{20 * loss / BITS:.3f}"] * 5), "tokens": " ".join(["20"] * 5)},
         },
         "cls": {"first": 8, "ratio": ratio},

@@ -33,7 +33,7 @@ def finish(output, model, lr, loss, seed=101, stage="pilot", reason="diverged: n
     if run.state == "failed":
         run.failure = {"reason": reason, "status": 1}
     else:
-        losses = {"mean": loss * math.log(2), "error": 0.01, "by_position": {}, "by_length": {}}
+        losses = {"mean": loss * math.log(2), "error": 0.01, "by_position": {}}
         order = {"sentences": 1, "accuracy": 1, "accuracy_error": 0, "margin": 1, "margin_error": 0}
         content = {"loss": losses, "order": order, "cls": {"ratio": []}}
         (folder / "evaluation.json").write_text(json.dumps(content))

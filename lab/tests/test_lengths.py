@@ -6,6 +6,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from lab import lengths
 from lab.lengths import TASKS, accuracies, command, tabulate, train
 
 
@@ -32,7 +33,6 @@ ORACLES = {
     "odds_first": lambda s: [x for i, x in enumerate(s) if i % 2] + [x for i, x in enumerate(s) if i % 2 == 0],
     "bucket_sort": sorted,
 }
-TINY = ["--steps=2", "--batch=3", "--trained=4", "--longest=9", "--tests=3", "--span=32", "--layers=1", "--width=16"]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13])
@@ -72,10 +72,13 @@ def test_best_run_counts():
     assert rows == ["| even_pairs | – | 50.0 (90) |", "| parity_check | 62.5 (75) | – |"]
 
 
-def test_command_keeps_its_runs(tmp_path):
-    words = [*TINY, "--tasks=bucket_sort,parity_check", "--positions=t5", f"--output={tmp_path}/new/runs.jsonl"]
+def test_command_keeps_its_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(lengths, "SETTING", {"batch": 3, "trained": 4, "span": 32})
+    monkeypatch.setattr(lengths, "SIZES", {"layers": 1, "width": 16, "heads": 2, "ffn": 32})
+    monkeypatch.setattr(lengths, "LONGEST", 9)
+    words = ["--steps=2", "--tests=3", "--tasks=bucket_sort,parity_check", "--positions=t5"]
     for seeds, stored in [("1", 4), ("1", 4), ("1,2", 8)]:
-        result = CliRunner().invoke(command, [*words, f"--seeds={seeds}"])
+        result = CliRunner().invoke(command, [*words, f"--output={tmp_path}/new/runs.jsonl", f"--seeds={seeds}"])
         assert result.exit_code == 0, result.output
         lines = (tmp_path / "new/runs.jsonl").read_text().splitlines()
         assert len(lines) == stored and "| task | t5 | t5, random |" in result.output
@@ -83,10 +86,6 @@ def test_command_keeps_its_runs(tmp_path):
     assert list(run["accuracies"]) == ["5", "7", "9"] and run["options"]["trained"] == 4
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [(["--positions=alibo"], "alibo"), (["--longest=40"], "more than --trained 40"), (["--span=64"], "a third")],
-)
-def test_command_refuses_before_it_trains(tmp_path, words, message):
-    result = CliRunner().invoke(command, [*words, f"--output={tmp_path}/runs.jsonl"])
-    assert result.exit_code == 2 and message in result.output and not list(tmp_path.iterdir())
+def test_command_refuses_before_it_trains(tmp_path):
+    result = CliRunner().invoke(command, ["--positions=alibo", f"--output={tmp_path}/runs.jsonl"])
+    assert result.exit_code == 2 and "alibo" in result.output and not list(tmp_path.iterdir())

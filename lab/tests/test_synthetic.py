@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,12 @@ from lab.synthetic import (
     even,
     identify,
     options_of,
-    read_results,
+    read_runs,
     structure,
     sweep,
     train,
     verdict,
 )
-from tupe import positions
 from tupe.attention import NORMALISERS
 from tupe.positions import Dims, Positions, overrides
 from tupe.schemes import SCHEMES
@@ -156,53 +154,26 @@ def test_finished_runs_are_not_repeated(tmp_path):
     assert len(path.read_text().splitlines()) == 4
 
 
-def test_a_users_encoding_that_was_edited_is_trained_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(positions, "SCHEMES", dict(positions.SCHEMES))
-    path, file = tmp_path / "runs.jsonl", tmp_path / "mine.py"
-    file.write_text("from tupe import positions as p\np.register('mine')(type('Mine', (p.PositionScheme,), {}))\n")
-    positions.load_scheme_file(file)
-    wanted = {"task": "even", "positions": ["nopos", "mine", "mine+t5"], "normalisers": ["softmax"]}
-    wanted |= {"specials": [False], "seeds": [1]}
-    options = {"n": 8, "words": 4, "layers": 1, "steps": 2}
-    assert [len(list(sweep(path, cells(**wanted), **options))) for _ in range(2)] == [3, 0]
-    file.write_text(file.read_text() + "# edited\n")
-    assert [run["position"] for run in sweep(path, cells(**wanted), **options)] == ["mine", "mine+t5"]
-
-
-def test_a_line_that_was_cut_off_is_run_again(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    wanted = {"task": "even", "positions": ["nopos"], "normalisers": ["softmax"], "specials": [False], "seeds": [1, 2]}
-    options = {"n": 8, "words": 4, "layers": 1, "steps": 2}
-    assert len(list(sweep(path, cells(**wanted), **options))) == 2
-    whole = path.read_text()
-    for cut, again in ((1, []), (30, [2])):  # a whole line that lacks its end alone is kept
-        path.write_text(whole[:-cut])
-        assert len(read_results(path)) == 2 - len(again)
-        assert [run["seed"] for run in sweep(path, cells(**wanted), **options)] == again
-        assert path.read_text() == whole
-
-
-@pytest.mark.parametrize("content", ["notes", '{"a": 1}', '{"a": 1}\n\n'])
-def test_a_file_of_something_else_is_refused(content, tmp_path):
-    (tmp_path / "notes").write_text(content)
-    with pytest.raises(ValueError, match="notes holds no runs, but something else"):
+def test_a_file_of_something_else_is_refused(tmp_path):
+    (tmp_path / "notes").write_text("notes")
+    with pytest.raises(ValueError, match="notes holds something other than runs"):
         next(sweep(tmp_path / "notes", cells("even", ["nopos"], ["softmax"], [False], [1]), n=8, steps=1))
-    assert (tmp_path / "notes").read_text() == content
+    assert (tmp_path / "notes").read_text() == "notes"
 
 
 def test_runs_with_other_options_are_runs_of_their_own(tmp_path):
     path = tmp_path / "runs.jsonl"
     wanted = {"task": "even", "positions": ["nopos"], "normalisers": ["softmax"], "specials": [False], "seeds": [1]}
     options = {"n": 8, "words": 4, "layers": 1, "steps": 2, "lr": 1e-3}
-    for changed in ({}, {"n": 6}, {"words": 5}, {"layers": 2}, {"steps": 3}, {"lr": 2e-3}):
+    for changed in ({}, {"n": 6}, {"lr": 2e-3}):
         (run,) = sweep(path, cells(**wanted), **{**options, **changed})
         assert run["options"] == options_of(run) == {**options, **changed}
         assert list(sweep(path, cells(**wanted), **{**options, **changed})) == []
 
 
-def test_the_published_runs_count_as_runs_with_the_defaults(tmp_path):
-    path = shutil.copy(Path(__file__).parents[2] / "docs" / "probe_equal.jsonl", tmp_path)
-    runs = read_results(path)
+def test_the_published_runs_count_as_runs_with_the_defaults():
+    path = Path(__file__).parents[2] / "docs" / "probe_equal.jsonl"
+    runs = read_runs(path)
     assert len(runs) == 870 and all(options_of(run) == DEFAULTS for run in runs)
     wanted = {"positions": ["alibi"], "normalisers": list(NORMALISERS), "specials": [False, True], "seeds": [1, 2, 3]}
     assert next(sweep(path, cells("equal", **wanted)), None) is None
@@ -215,11 +186,9 @@ def test_effort_follows_the_structure(tmp_path):
     assert t5["steps"] == 30 + 60 and nopos["steps"] == 10
     t5, nopos = sweep(path, cells(**wanted), n=8, steps=1, lr=1e-6)
     assert t5["steps"] == 1 + 2 and nopos["steps"] == 1
-    with pytest.raises(ValueError, match="0 steps of training; valid: 1 or more"):
-        next(sweep(path, cells(**wanted), n=8, steps=0, lr=1e-6))
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 64])
+@pytest.mark.parametrize("n", [2, 64])
 def test_chance_is_no_deviation(n):
     cell = {"position": "nopos", "normaliser": "softmax", "special": False, "layer": "transformer"}
     assert deviations([{**cell, "accuracy": 1 / n}], n=n) == []

@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from evidence_runs import write_run
@@ -13,6 +14,7 @@ from lab import collect, delay, third, third_run
 from lab.known import TABLES, Runs
 from lab.plan import HERE, LATER, Trial, final_losses, trials
 from tupe.common import record
+from tupe.evaluate.loading import load_model
 
 
 def test_commands_are_of_the_protocol(tmp_path):
@@ -104,6 +106,16 @@ def test_a_model_that_no_stage_has_is_refused(tmp_path):
     words = ["--data", tmp_path, "--output", tmp_path / "out", "--stages", "drift", "--models", "both"]
     result = CliRunner().invoke(third_run.run, list(map(str, words)))
     assert result.exit_code and "no stage of drift has a model 'both'" in result.output
+
+
+def test_an_evaluation_has_the_loss_of_each_document(pretrained, vocabulary, monkeypatch):
+    monkeypatch.setattr(third_run, "SENTENCES", 10)
+    content = third_run.evaluation(*load_model(pretrained, vocabulary), vocabulary)
+    nats, tokens = (np.array([*content["further"][f"{name} by document"].values()]) for name in ("nats", "tokens"))
+    assert tokens.sum() == content["loss"]["tokens"]
+    assert nats.sum() / tokens.sum() == pytest.approx(content["loss"]["mean"], abs=1e-3)
+    sizes = np.array([5, 4, 1, 3, 1, 1, 2])  # three documents, the third of which is empty, and the begin of a fourth
+    assert third_run.documents_at(sizes, np.array([0, 5, 9, 10, 13, 14, 15])).tolist() == [0, 0, 0, 1, 1, 2, 3]
 
 
 def test_sections_are_written_once_all_runs_of_a_stage_have_ended(tmp_path):

@@ -464,8 +464,6 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "plot correlations": "--checkpoint={path} --data={data} --output={out}",
     "plot attention": "{path} --data={data} --output={out}",
     "plot t5": "--checkpoint={path} --data={data} --output={out}",
-    "plot tsne": "--checkpoint={path} --data={data} --output={out}",
-    "plot phi": "--checkpoint={path} --data={data} --output={out}",
 }
 
 

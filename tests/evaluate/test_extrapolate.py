@@ -52,7 +52,7 @@ def test_windows(stream):
         draw_windows(stream, N, len(stream), 2)
 
 
-@pytest.mark.parametrize("length", [N, 2 * N, M])
+@pytest.mark.parametrize("length", [N, M])
 def test_losses_are_those_of_one_sequence_at_a_time(stream, length):
     ours, drawn = model("t5"), draw_windows(stream, N, M, 6)
     begin, expected = (M - length) // 2, []
@@ -117,7 +117,7 @@ def test_command(tmp_path):
     content = json.loads((tmp_path / "out/extrapolation.json").read_text())
     assert [loss["length"] for loss in content["models"]["T5"]] == [12, 48]
     assert (tmp_path / "out/extrapolation.png").stat().st_size > 1000
-    assert content["positions"] == {} and "scored with" not in result.output
+    assert "scored with" not in result.output
     options[-1:] = ["--position=alibi", "--places=random", "--max-positions=24"]
     train(pretrain_arguments(data, tmp_path / "random", *options, arch="bert_a_tiny"))
     words[0] = f"ALiBi={tmp_path}/random/checkpoint_last.pt"

@@ -5,10 +5,12 @@ import shutil
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from tupe.cli import main
 from tupe.data.splits import read_symbols
 from tupe.evaluate.likelihood import pseudo_log_likelihoods
-from tupe.evaluate.loading import file_names, labelled, load_model, text_block
+from tupe.evaluate.loading import labelled, load_model, text_block
 
 
 def test_labels(tmp_path, monkeypatch):
@@ -26,17 +28,19 @@ def test_labels(tmp_path, monkeypatch):
         assert labelled([source]) == {label: path}
     with pytest.raises(ValueError, match="x stands for both a.pt and a=b.pt"):
         labelled(["x=a.pt", "x=a=b.pt"])
-    with pytest.raises(ValueError, match="_x: figures leave out"):
-        labelled(["_x=a.pt"])
     for missing in ("x=b.pt", "b.pt", "o/lr=1,seed=3/checkpoint_last.pt", "=a.pt", "x=", ""):
         with pytest.raises(ValueError, match=f"^{missing} not found"):
             labelled([missing])
 
 
-def test_files_are_named_after_labels():
-    assert file_names(["a/b", "c"]) == {"a/b": "a_b", "c": "c"}
-    with pytest.raises(ValueError, match="a/b and a_b would both be kept as a_b"):
-        file_names(["a/b", "a_b"])
+def test_models_are_arguments_or_follow_an_option(pretrained, vocabulary, nopos):
+    """All commands of evaluation take them so, one beside the other."""
+    words = ["probe", "properties", f"--data={vocabulary}", "--words=2", "--length=8"]
+    both = CliRunner().invoke(main, [*words, f"a={pretrained}", f"b={nopos}"])
+    option = CliRunner().invoke(main, [*words, f"--checkpoint=b={nopos}", f"a={pretrained}"])
+    assert both.exit_code == 0 and both.output == option.output and both.output.startswith("|  | a | b |"), both.output
+    none = CliRunner().invoke(main, words)
+    assert none.exit_code == 2 and "no model is named; give one or more as [LABEL=]CHECKPOINT" in none.output
 
 
 def test_text_block(pretrained, vocabulary):

@@ -1,11 +1,8 @@
 """What a model knows about word order: against plain computations, and models for which the answer is known."""
 
-import itertools
 import json
 import re
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,16 +13,13 @@ from helpers import build_masked_lm
 
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.cli import main
-from tupe.evaluate import order
 from tupe.evaluate.loading import load_model
 from tupe.evaluate.order import (
     TokenLosses,
-    blocks_of_length,
     cls_attention,
     command,
     evaluate,
     held_out_sentences,
-    order_scores,
     order_sensitivity,
     swap_adjacent,
     token_losses,
@@ -37,8 +31,6 @@ def test_swaps_two_adjacent_words_that_differ():
     words = [[4], [4], [5, 6], [7], [8]]
     swapped = {str(swap_adjacent(words, np.random.default_rng(seed))) for seed in range(50)}
     assert swapped == {str([[4], [5, 6], [4], [7], [8]]), str([[4], [4], [7], [5, 6], [8]])}
-    with pytest.raises(ValueError, match="differ"):
-        swap_adjacent([[4], [4], [5]], np.random.default_rng(0))
 
 
 def test_sentences_are_held_out_text(pretrained, vocabulary):
@@ -53,19 +45,7 @@ def test_sentences_are_held_out_text(pretrained, vocabulary):
         held_out_sentences(text, encoder, 1000)
 
 
-def test_a_sentence_of_one_repeated_word_is_not_drawn(monkeypatch):
-    words = [[[5, 6]] * 8 + [[9]], [[5]] * 7 + [[6], [9]]]
-    sentences = [np.array([*itertools.chain(*each), 2]) for each in words]
-    encoder = SimpleNamespace(ids={"<unk>": 3}, group_words=lambda ids: words[len(ids) == 9])
-    monkeypatch.setattr(order, "Split", lambda name: sentences)
-    text = SimpleNamespace(data=Path("data"))
-    assert held_out_sentences(text, encoder, 1) == words[1:]
-    with pytest.raises(ValueError, match="1 sentences of"):
-        held_out_sentences(text, encoder, 2)
-
-
 def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary, tmp_path):
-    """Of one language by its name; another one is told what to do."""
     _, text = load_model(pretrained, vocabulary)
     for name in ("dict.txt", "sentencepiece.bpe.model", "valid.idx", "valid.bin"):
         shutil.copy(vocabulary / name, tmp_path)
@@ -75,12 +55,9 @@ def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary,
     sentences = held_out_sentences(text, encoder, 5)
     assert all(len(word) == 1 for words in sentences for word in words)
     assert sorted(swap_adjacent(sentences[0], np.random.default_rng(1))) == sorted(sentences[0])
-    out = CliRunner().invoke(command, [str(pretrained), f"--data={tmp_path}", "--sentences=5", "--tokens=100",
-                                       f"--output={tmp_path / 'out'}"])  # fmt: skip
-    assert out.exit_code == 0 and "pieces are swapped: the language has no blanks" in out.output, out.output
     encoder = TextEncoder(vocabulary)
     encoder.word_marks = [False] * len(encoder), [False] * len(encoder)  # as where no piece begins with a blank
-    with pytest.raises(ValueError, match="0 sentences of 6 to 30 words, not 5; a word has .* --language of the text"):
+    with pytest.raises(ValueError, match="0 sentences of 6 to 30 words, not 5; a language without blanks"):
         held_out_sentences(text, encoder, 5)
 
 
@@ -96,7 +73,7 @@ def test_without_positions_the_order_makes_no_difference(nopos, pretrained, voca
 def test_losses_are_those_of_the_criterion(pretrained, vocabulary):
     model, text = load_model(pretrained, vocabulary)
     losses = token_losses(model, text, 200, batch=3)
-    data, total, positions, lengths = text.blocks("valid"), [], [], []
+    data, total, positions = text.blocks("valid"), [], []
     for i in range(losses.block.max() + 1):
         ids, target = (torch.from_numpy(part) for part in data[0, i])
         with torch.no_grad():
@@ -104,9 +81,8 @@ def test_losses_are_those_of_the_criterion(pretrained, vocabulary):
         for place in target.ne(-100).nonzero().flatten().tolist():
             total.append(float(F.cross_entropy(logits[place], target[place])))
             positions.append(place)
-            lengths.append(len(ids))
     np.testing.assert_allclose(losses.loss, total, atol=1e-4)
-    assert losses.position.tolist() == positions and losses.length.tolist() == lengths
+    assert losses.position.tolist() == positions
     with pytest.raises(ValueError, match="fewer than"):
         token_losses(model, text, 10**6)
 
@@ -115,10 +91,10 @@ def test_groups_and_errors_of_losses():
     rng = np.random.default_rng(0)
     block = np.repeat(np.arange(400), 5)
     loss = 2 + rng.normal(size=400)[block]  # one value per block: five tokens are worth one
-    losses = TokenLosses(loss, np.tile([1, 2, 3, 4, 9], 400), np.full(2000, 10), block)
+    losses = TokenLosses(loss, np.tile([1, 2, 3, 4, 9], 400), block)
     assert losses.standard_error() == pytest.approx(1 / 20, rel=0.1)
-    assert TokenLosses(loss[:5], np.arange(5), np.full(5, 5), block[:5]).standard_error() is None
-    grouped = losses.by(losses.position, [1, 2, 4, 8, 16])
+    assert TokenLosses(loss[:5], np.arange(5), block[:5]).standard_error() is None
+    grouped = losses.by_position(16)
     assert {name: count for name, (_, count) in grouped.items()} == {"1": 400, "2-3": 800, "4-7": 400, "8-15": 400}
     assert grouped["8-15"][0] == pytest.approx(loss[4::5].mean())
 
@@ -149,8 +125,6 @@ def test_everything_at_once(pretrained, vocabulary):
     assert len(sums) == len(tokens) > 1 and tokens.sum() == content["loss"]["tokens"]
     assert sums.sum() / tokens.sum() == pytest.approx(content["loss"]["mean"], abs=1e-3)
     assert np.shape(content["cls"]["ratio"]) == (2, 2)
-    blocks = blocks_of_length(text, 20, 16)
-    assert blocks.shape == (16, 20) and (blocks[:, 0] == 0).all()
 
 
 def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, tmp_path):
@@ -159,20 +133,18 @@ def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, 
     state["cfg"]["model"]["autocast"] = "bf16"
     torch.save(state, tmp_path / "autocast.pt")
     model, text = load_model(tmp_path / "autocast.pt", vocabulary)
-    scores = order_scores(model, held_out_sentences(text, TextEncoder(vocabulary), 8))
-    assert scores["accuracy"] == 0.5 and abs(scores["margin"]) < 1e-4
+    margins = order_sensitivity(model, held_out_sentences(text, TextEncoder(vocabulary), 8))
+    assert np.abs(margins).max() < 1e-4
 
 
 def test_small_data_are_told_the_options_that_serve_them(pretrained, vocabulary, tmp_path):
-    """All at once, not one obstacle after the other; with what is named the command runs."""
     words = ["order", str(pretrained), f"--data={vocabulary}", f"--output={tmp_path / 'out'}"]
-    refused = CliRunner().invoke(main, words)
-    options = dict(re.findall(r"valid here: (--\w+) (\d+) or fewer", refused.output))
-    assert refused.exit_code == 2 and list(options) == ["--sentences", "--tokens"] and not (tmp_path / "out").exists()
-    done = CliRunner().invoke(main, [*words, *(f"{name}={value}" for name, value in options.items())])
-    assert done.exit_code == 0, done.output
-    for name in ("order", "extrapolate"):
-        assert "For small data: --" in CliRunner().invoke(main, [name, "--help"]).output
+    for name in ("--sentences", "--tokens"):
+        refused = CliRunner().invoke(main, words)
+        option, value = re.search(r"valid here: (--\w+) (\d+) or fewer", refused.output).groups()
+        assert refused.exit_code == 2 and option == name and not (tmp_path / "out").exists()
+        words.append(f"{option}={value}")
+    assert CliRunner().invoke(main, words).exit_code == 0
 
 
 def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):
@@ -183,13 +155,3 @@ def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):
     result = CliRunner().invoke(command, [*words, "--sentences=4", "--tokens=200"])
     assert result.exit_code == 0, result.output
     assert "other: other masks or blocks, its loss does not compare (mask_prob 0.3, not 0.15)" in result.output
-
-
-def test_labels_of_one_file_are_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").mkdir()
-    for name in ("a_x.pt", "a/x.pt"):
-        (tmp_path / name).touch()
-    result = CliRunner().invoke(command, ["a_x.pt", "a/x.pt", "--output", str(tmp_path / "out")])
-    assert result.exit_code == 2 and "a_x.pt and a/x.pt would both be kept as a_x.pt" in result.output
-    assert result.output.count("\n") == 1 and not (tmp_path / "out").exists()

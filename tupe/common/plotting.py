@@ -1,11 +1,10 @@
-"""The one style of this project's figures. Needs matplotlib (and Pillow, which it needs itself).
+"""The one style of this project's figures. Needs matplotlib.
 
 Colours are safe for colour-blind readers and ordered by brightness, so that print in grey stays readable; lines differ
 in dash and marker too.
 """
 
 import io
-from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from PIL import Image
 
 from .record import write_atomically
 
@@ -22,32 +20,27 @@ COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 DASHES = ["-", "--", "-.", ":"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 HEAT = "cividis"
+UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same figure gives the same bytes
 plt.rcParams.update({"svg.hashsalt": "tupe", "font.size": 9, "figure.dpi": 150, "axes.grid": False})
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write a figure; the suffix of `path` decides the format (.png, .svg, .pdf). The same figure gives the same bytes.
-
-    Raises ValueError for a suffix that matplotlib does not know.
-    """
+    """Write a figure; the suffix of `path` decides the format (.png, .svg, .pdf). Raises ValueError for a suffix that
+    matplotlib does not know."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".png":
-        write_atomically(path, png(figure))
-        return
-    undated, content = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}, io.BytesIO()
-    figure.savefig(content, format=path.suffix.removeprefix("."), metadata=undated.get(path.suffix))
-    plt.close(figure)
-    write_atomically(path, content.getvalue())
+    write_atomically(path, drawn(figure, path.suffix))
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as the content of a PNG file with a palette of 256 colours: a third of the bytes, and looks the same."""
-    drawn, content = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png")
+    """A figure as the content of a PNG file."""
+    return drawn(figure, ".png")
+
+
+def drawn(figure: Figure, suffix: str) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format=suffix.removeprefix("."), metadata=UNDATED.get(suffix))
     plt.close(figure)
-    image = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    image.save(content, "PNG", optimize=True, dpi=(figure.dpi, figure.dpi))
     return content.getvalue()
 
 
@@ -62,35 +55,10 @@ def style(index: int) -> dict:
     }
 
 
-MODELS = ("bert_a", "tupe_r", "tupe_a", "bert_r", "bert_a_d", "tupe_a_tie_cls", "", "", "nopos")  # nopos: the palest
-
-
-def of_model(name: str, otherwise: int | None = None) -> dict:
-    """What the line of a model looks like that many figures show: one colour for each. "TUPE-R" is `tupe_r`, also with
-    a size behind it. otherwise: the number of the line of any other model."""
-    known = name.lower().replace("-", "_").replace("^", "_")
-    for size in ("_tiny", "_mini", "_small", "_large", " tiny", " mini"):
-        known = known.removesuffix(size)
-    if otherwise is not None and known not in MODELS:
-        return style(otherwise)
-    return style(MODELS.index(known))
-
-
-def of_models(labels: Iterable[str]) -> dict[str, dict]:
-    """{label: what its line looks like}, no two alike: `of_model`, of a second size of a model the next one."""
-    looks = {}
-    for label in labels:
-        others = map(style, range(len(MODELS), len(MODELS) + 100))
-        of_label = (look for look in (of_model(label, len(MODELS)), *others) if look not in looks.values())
-        looks[label] = next(of_label, style(len(looks)))
-    return looks
-
-
-def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, rows: int = 1, **options) -> tuple:
-    """(figure, array of axes) for lines and bars: panels in rows, `width` and `height` inches each."""
-    columns = -(-panels // rows)
+def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, **options) -> tuple:
+    """(figure, array of axes) for lines and bars: panels in a row, `width` and `height` inches each."""
     figure, axes = plt.subplots(
-        rows, columns, figsize=(width * columns, height * rows), squeeze=False, layout="constrained", **options
+        1, panels, figsize=(width * panels, height), squeeze=False, layout="constrained", **options
     )
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)

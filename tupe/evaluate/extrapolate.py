@@ -9,13 +9,11 @@ beside that with 0, 1, 2, ..., of which its training hardly had any.
 L sequence length, M the longest L, n the length of the training, W number of windows.
 """
 
-import json
 import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -24,14 +22,13 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from ..common.options import FOLDER, Command, ListOf, output, seed
-from ..common.plotting import curves, save, style
-from ..common.record import write_atomically
+from ..common.options import Command, ListOf, output, seed
+from ..common.plotting import curves, legend, save, style
 from ..common.tables import TextTable
 from ..data.blocks import BOS, EOS
 from ..encoder import Encoder
 from ..positions import bounded_schemes
-from .loading import labelled, load_model, logits_at, text_block
+from .loading import losses_at, models, text_block, write_results
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
     from ..modeling_tupe import TupeForMaskedLM
@@ -80,23 +77,19 @@ def draw_windows(stream: np.ndarray, trained: int, longest: int, count: int, see
     return Windows(words, masked, scored)
 
 
-@torch.inference_mode()
 def window_losses(model: "TupeForMaskedLM", windows: Windows, length: int, batch_tokens: int = 8192) -> np.ndarray:
     """[W], the mean loss in bits of each window's scored tokens, in sequences of `length` around its middle."""
-    if model.training:
-        raise ValueError("call eval() first: dropout would make the losses random")
     size = length - 2
     begin = (windows.words.shape[1] - size) // 2
     words, masked, scored = (
-        torch.from_numpy(part[:, begin : begin + size]) for part in (windows.words, windows.masked, windows.scored)
+        torch.from_numpy(array[:, begin : begin + size]) for array in (windows.words, windows.masked, windows.scored)
     )
     tokens = F.pad(words.masked_fill(masked, model.config.mask_token_id), (1, 0), value=BOS)
     tokens = F.pad(tokens, (0, 1), value=EOS)
     losses = []
     for rows in torch.arange(len(tokens)).split(max(1, batch_tokens // length)):
         where = F.pad(scored[rows], (1, 1)).nonzero(as_tuple=True)
-        logits = logits_at(model, tokens[rows], where, tokens[rows].numel())
-        loss = F.cross_entropy(logits, words[rows][scored[rows]], reduction="none")
+        loss = losses_at(model, tokens[rows], where, words[rows][scored[rows]], tokens[rows].numel())
         losses.append(loss.view(len(rows), -1).double().mean(1) / math.log(2))
     return torch.cat(losses).numpy()
 
@@ -142,85 +135,20 @@ def extrapolation(
     return by_length
 
 
-TOGETHER = 6  # lines of a panel, which can still be told apart
-
-
-def draw(results: dict[str, list[Loss]], title: str = "") -> Figure:
-    """Loss by length with 95 % intervals over windows. A few models to a panel, in their order, all others in grey."""
-    labels = list(results)
-    groups = [labels[start : start + TOGETHER] for start in range(0, len(labels), TOGETHER)]
-    figure, axes = curves(len(groups), width=5.0 if len(groups) == 1 else 3.6, height=3.4, sharey=True)
+def draw(results: dict[str, list[Loss]]) -> Figure:
+    """Loss by length with 95 % intervals over windows."""
+    figure, (axis,) = curves()
+    for index, (label, losses) in enumerate(results.items()):
+        lengths, means = [loss.length for loss in losses], [loss.mean for loss in losses]
+        axis.errorbar(lengths, means, [1.96 * loss.error for loss in losses], label=label, capsize=2, **style(index))
     every = sorted({loss.length for losses in results.values() for loss in losses})
-    for axis, group in zip(axes, groups, strict=True):
-        for label in sorted(results, key=group.__contains__):
-            losses = results[label]
-            line = [loss.length for loss in losses], [loss.mean for loss in losses]
-            if label in group:
-                errors = [1.96 * loss.error for loss in losses]
-                axis.errorbar(*line, errors, label=label, capsize=2, **style(group.index(label)))
-            else:
-                axis.plot(*line, color="0.88", linewidth=0.8, marker="o" if len(losses) == 1 else None, markersize=2)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(every, [f"{length:,}" for length in every])
-        axis.minorticks_off()
-        axis.set_xlabel("tokens")
-        handles, names = axis.get_legend_handles_labels()
-        order = [names.index(label) for label in group]
-        axis.legend(
-            [handles[n] for n in order], group, fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.16)
-        )
-    axes[0].set_ylabel("masked-LM loss (bits per token)")
-    figure.suptitle(title)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(every, [f"{length:,}" for length in every])
+    axis.minorticks_off()
+    axis.set_xlabel("tokens")
+    axis.set_ylabel("masked-LM loss (bits per token)")
+    legend(figure)
     return figure
-
-
-@click.command(cls=Command)
-@click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
-@click.option("--data", type=FOLDER, help="Prepared data with a split valid (default: that of the training).")
-@click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True,
-              help="Lengths to score, as multiples of the training length; smaller ones need less data.")  # fmt: skip
-@click.option("--length", type=click.IntRange(4), help="The training length (default: that of the first model).")
-@click.option("--windows", type=click.IntRange(2), default=200, show_default=True,
-              help="Stretches of text to score; lower it for small data.")  # fmt: skip
-@click.option("--draws", type=click.IntRange(1), default=8, show_default=True,
-              help="Draws of positions, for models trained with random or shifted ones.")  # fmt: skip
-@output("The folder of the results: extrapolation.json, .md and .png.")
-@seed(help="The seed of the masks.")
-def command(checkpoints, data, multiples, length, windows, draws, output, seed):
-    """Masked-LM loss on longer sequences than in training, the same tokens scored at every length.
-
-    A model trained with random or shifted positions is scored as it was trained, over several draws of them, and has a
-    second row with positions 0, 1, 2, ...
-
-    For small data: --windows 20 --multiples 1,2,4, or what the error says.
-
-    \b
-    tupe extrapolate T5=runs/t5/checkpoint_last.pt ALiBi=runs/alibi/checkpoint_last.pt --output extrapolation
-    """
-    if min(multiples) < 1 or len(set(multiples)) < len(multiples):
-        raise ValueError(f"--multiples {multiples}: valid are different whole numbers from 1 on")
-    results, scored = {}, {}
-    for label, path in labelled(checkpoints).items():
-        model, text = load_model(path, data)
-        # Random positions are drawn from more than a block has, and tables can be longer than it.
-        length, most = length or text.masking["tokens_per_sample"], model.config.max_position_embeddings
-        stream = text_block(text, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
-        encoder, row = model.tupe.encoder, label
-        places = encoder.config.places
-        if places != "consecutive":
-            results[label] = extrapolation(model, stream, length, multiples, windows, seed, draws)
-            scored[label] = f"scored with {places} positions of {most}, as trained: {draws} draws"
-            row = f"{label}, positions 0, 1, 2, ..."
-        results[row] = extrapolation(model, stream, length, multiples, windows, seed)
-    output.mkdir(parents=True, exist_ok=True)
-    content = {"windows": windows, "masked": MASKED, "seed": seed, "positions": scored}
-    content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
-    write_atomically(output / "extrapolation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    table = tabulate(results, [multiple * length for multiple in sorted(multiples)])
-    table += "".join(f"\n- {label}: {note}" for label, note in scored.items()) + "\n"
-    write_atomically(output / "extrapolation.md", table)
-    save(draw(results), Path(output) / "extrapolation.png")
-    click.echo(table)
 
 
 def tabulate(results: dict[str, list[Loss]], lengths: list[int]) -> str:
@@ -237,3 +165,46 @@ def tabulate(results: dict[str, list[Loss]], lengths: list[int]) -> str:
         rows.append([label, first, *change])
     header = ["model", f"bits at {lengths[0]} tokens", *(f"change at {length}" for length in lengths[1:])]
     return TextTable.plain(header, rows).markdown()
+
+
+@click.command(cls=Command)
+@models
+@click.option("--multiples", type=ListOf(int), default="1,2,4,8,16", show_default=True,
+              help="Lengths to score, as multiples of the training length; smaller ones need less data.")  # fmt: skip
+@click.option("--length", type=click.IntRange(4), help="The training length (default: that of the first model).")
+@click.option("--windows", type=click.IntRange(2), default=200, show_default=True,
+              help="Stretches of text to score; lower it for small data.")  # fmt: skip
+@click.option("--draws", type=click.IntRange(1), default=8, show_default=True,
+              help="Draws of positions, for models trained with random or shifted ones.")  # fmt: skip
+@output("The folder of the results: extrapolation.json, .md and .png.")
+@seed(help="The seed of the masks.")
+def command(models, multiples, length, windows, draws, output, seed):
+    """Masked-LM loss on longer sequences than in training, the same tokens scored at every length.
+
+    A model trained with random or shifted positions is scored as it was trained, over several draws of them, and has a
+    second row with positions 0, 1, 2, ...
+
+    For small data: --windows 20 --multiples 1,2,4, or what the error says.
+
+    \b
+    tupe extrapolate T5=runs/t5/checkpoint_last.pt ALiBi=runs/alibi/checkpoint_last.pt --output extrapolation
+    """
+    if min(multiples) < 1 or len(set(multiples)) < len(multiples):
+        raise ValueError(f"--multiples {multiples}: valid are different whole numbers from 1 on")
+    results, notes = {}, {}
+    for label, model, text in models:
+        # Random positions are drawn from more than a block has, and tables can be longer than it.
+        length, most = length or text.masking["tokens_per_sample"], model.config.max_position_embeddings
+        stream = text_block(text, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
+        row, places = label, model.tupe.encoder.config.places
+        if places != "consecutive":
+            results[label] = extrapolation(model, stream, length, multiples, windows, seed, draws)
+            notes[label] = f"scored with {places} positions of {most}, as trained: {draws} draws"
+            row = f"{label}, positions 0, 1, 2, ..."
+        results[row] = extrapolation(model, stream, length, multiples, windows, seed)
+    content = {"windows": windows, "masked": MASKED, "seed": seed, "positions": notes}
+    content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
+    table = tabulate(results, [multiple * length for multiple in sorted(multiples)])
+    table += "".join(f"\n- {label}: {note}\n" for label, note in notes.items())
+    write_results(output, "extrapolation", content, table)
+    save(draw(results), output / "extrapolation.png")

@@ -7,16 +7,15 @@ import functools
 from collections.abc import Callable
 
 import click
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
 from ..common import options
-from ..common.options import FILE, FOLDER, QuietCommand
-from ..common.plotting import HEAT, curves, grid, heat, legend, of_models, save, style
+from ..common.options import FILE, QuietCommand
+from ..common.plotting import curves, grid, heat, legend, save, style
 from . import probes
-from .loading import labelled, load_model, text_block
+from .loading import labelled, load_model, models, text_block
 
 # --------------------------------------------------------------------------------------------------------- the figures
 
@@ -53,9 +52,8 @@ def positional(logits: torch.Tensor) -> Figure:
 def losses(lines: dict) -> Figure:
     """Validation losses by updates. lines: label -> (updates, losses)."""
     figure, (axis,) = curves()
-    looks = of_models(lines)
-    for label, (updates, values) in lines.items():
-        axis.plot(updates, values, label=label, **looks[label])
+    for index, (label, (updates, values)) in enumerate(lines.items()):
+        axis.plot(updates, values, label=label, **style(index))
     axis.set_xlabel("updates")
     axis.set_ylabel("validation loss\n(bits per masked token; ELECTRA: nats)")
     legend(figure)
@@ -94,35 +92,6 @@ def attention(matrices: dict) -> Figure:
     return figure
 
 
-def tsne(vectors: np.ndarray, seed: int = 0) -> Figure:
-    """Position vectors [L, C] in two dimensions by t-SNE; colour and a few numbers give the position, and a line joins
-    neighbours."""
-    from sklearn.manifold import TSNE  # slow to import
-
-    perplexity = min(30, (len(vectors) - 1) / 3)
-    points = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(vectors)
-    figure, axis = plt.subplots(figsize=(4.8, 4), layout="constrained")
-    axis.plot(*points.T, color="0.8", linewidth=0.6, zorder=1)
-    image = axis.scatter(*points.T, c=np.arange(len(points)), cmap=HEAT, s=14, edgecolors="0.4", linewidths=0.3)
-    for position in range(0, len(points), max(len(points) // 16, 1)):
-        axis.annotate(str(position), points[position], fontsize=7)
-    axis.set_xticks([])
-    axis.set_yticks([])
-    figure.colorbar(image, label="position")
-    return figure
-
-
-def phi(m: np.ndarray, before: np.ndarray, after: np.ndarray) -> Figure:
-    """phi(m) = sum cos(omega_i m) of sinusoids whose frequencies are learned."""
-    figure, (axis,) = curves()
-    for index, (label, values) in enumerate([("before learning", before), ("after learning", after)]):
-        axis.plot(m, values, label=label, markevery=8, **style(index))
-    axis.set_xlabel("offset m")
-    axis.set_ylabel(r"$\phi(m) = \sum_i \cos(\omega_i m)$")
-    legend(figure, columns=2)
-    return figure
-
-
 # --------------------------------------------------------------------------------------------------------- the command
 
 
@@ -133,35 +102,27 @@ def command() -> None:
 
 def drawing(function: Callable) -> click.Command:
     """A command of `tupe plot`, named as its function without "draw_". The function gets the command's options, and
-    returns a figure to write to --output and what its title says more: which layer it shows, where that matters."""
+    returns a figure to write to --output."""
 
+    @click.option("--output", type=FILE, required=True, help="The file to write: .png (the default), .svg or .pdf.")
+    @click.option("--title", default="", help="The line above the figure.")
     @functools.wraps(function)
     def draw(output, title, **options):
         path = output if output.suffix else output.with_suffix(".png")
-        figure, layer = function(**options)
-        figure.suptitle(f"{title} ({layer})" if title and layer else title or layer)
+        figure = function(**options)
+        figure.suptitle(title)
         save(figure, path)
         click.echo(path)
 
-    draw = click.option("--title", default="", help="The line above the figure.")(draw)
-    draw = click.option(
-        "--output", type=FILE, required=True, help="The file to write: .png (the default), .svg or .pdf."
-    )(draw)  # fmt: skip
     return command.command(cls=QuietCommand, name=function.__name__.removeprefix("draw_"))(draw)
 
 
 one_checkpoint = options.checkpoint("The checkpoint of a pre-training.")
-several = click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
-data = click.option("--data", type=FOLDER, help="The folder of dict.txt (default: that of the training).")
+data = options.data("The folder of dict.txt (default: that of the training).", required=False)
 layer = click.option("--layer", type=click.IntRange(1), default=1, show_default=True,
                      help="The layer to draw, of encodings with `:layer`.")  # fmt: skip
 length = click.option("--length", type=click.IntRange(3),
                       help="Tokens of a sequence (default: as many as the model takes).")  # fmt: skip
-
-
-def of_layer(function: Callable) -> click.Command:
-    """A `drawing` of one layer of a checkpoint."""
-    return drawing(one_checkpoint(data(layer(function))))
 
 
 @drawing
@@ -171,59 +132,46 @@ def of_layer(function: Callable) -> click.Command:
 def draw_correlations(checkpoint, data, length):
     """Word-word, word-position, ... logits of an absolute model's first layer."""
     model, text = load_model(checkpoint, data)
-    tokens = text_block(text, length or model.config.max_position_embeddings)
-    return correlations(probes.four_correlations(model, tokens)), ""
+    return correlations(
+        probes.four_correlations(model, text_block(text, length or model.config.max_position_embeddings))
+    )
 
 
-@of_layer
+@drawing
+@one_checkpoint
+@data
+@layer
 @length
 def draw_positions(checkpoint, data, length, layer):
     """Positional logits of every head (TUPE), each with its pattern."""
     model, _ = load_model(checkpoint, data)
-    return positional(probes.positional_logits(model, length, layer - 1)), probes.which_layer(model, layer - 1)
+    return positional(probes.positional_logits(model, length, layer - 1))
+
+
+@drawing
+@one_checkpoint
+@data
+@layer
+def draw_t5(checkpoint, data, layer):
+    """T5's bias by offset."""
+    model, _ = load_model(checkpoint, data)
+    return t5(*probes.t5_bias(model, layer - 1))
 
 
 @drawing
 @click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN ...")
 def draw_loss(sources):
     """Validation loss by updates. RUN: folder of a pre-training."""
-    return losses({label: probes.losses_of(path) for label, path in labelled(sources).items()}), ""
-
-
-@of_layer
-def draw_t5(checkpoint, data, layer):
-    """T5's bias by offset."""
-    model, _ = load_model(checkpoint, data)
-    return t5(*probes.t5_bias(model, layer=layer - 1)), probes.which_layer(model, layer - 1, ["t5"])
+    return losses({label: probes.losses_of(path) for label, path in labelled(sources).items()})
 
 
 @drawing
-@several
-@data
+@models
 @length
 @click.option("--words", type=click.IntRange(1), default=300, show_default=True,
               help="The number of random words; each makes a sequence.")  # fmt: skip
-def draw_attention(sources, data, length, words):
+def draw_attention(models, length, words):
     """First-layer attention of models under identical-word probing."""
-    models = {label: load_model(path, data) for label, path in labelled(sources).items()}
-    matrices = {
-        label: probes.identical_word_attention(model, text.symbols, words, length)
-        for label, (model, text) in models.items()
-    }
-    return attention(matrices), ""
-
-
-@of_layer
-def draw_tsne(checkpoint, data, layer):
-    """Absolute position vectors in two dimensions."""
-    model, _ = load_model(checkpoint, data)
-    names = ["untied"] if model.tupe.encoder.positions.embed(1) is None else []
-    return tsne(probes.position_vectors(model, layer - 1)), probes.which_layer(model, layer - 1, names)
-
-
-@of_layer
-def draw_phi(checkpoint, data, layer):
-    """Sum of cos(omega m), before and after learning the frequencies."""
-    model, _ = load_model(checkpoint, data)
-    names = ["sinusoidal_learned", "shaw_sinusoidal_learned"]
-    return phi(*probes.phi(model, layer=layer - 1)), probes.which_layer(model, layer - 1, names)
+    return attention({
+        label: probes.identical_word_attention(model, text.symbols, words, length) for label, model, text in models
+    })  # fmt: skip

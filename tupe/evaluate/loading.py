@@ -1,18 +1,25 @@
-"""What evaluations begin with: the models that a user names, as `[LABEL=]CHECKPOINT`, and held-out text.
+"""What evaluations share: the models that a user names, held-out text, the loss of masked tokens, and the files of the
+results.
 
 B batch, L sequence length, V vocabulary.
 """
 
+import functools
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoints.trained import check_dictionary, read_model
+from ..common import options
+from ..common.record import write_atomically
 from ..data.blocks import BOS, Blocks
 from ..data.masks import MaskedBlocks
 from ..data.splits import HELD_OUT_SEED, Split, folders_of
@@ -61,16 +68,35 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
     return model, HeldOut(folder, symbols, masking)
 
 
-def logits_at(
-    model: "TupeForMaskedLM", ids: Tensor, where: tuple[Tensor, Tensor], num_tokens: int | None = None
+@torch.inference_mode()
+def losses_at(
+    model: "TupeForMaskedLM", ids: Tensor, where: tuple[Tensor, Tensor], targets: Tensor, num_tokens: int | None = None
 ) -> Tensor:
-    """[n, V]: a model's logits at rows and columns [n] of ids [B, L]. num_tokens: see `Encoder.packing`."""
+    """[n]: the cross-entropies (nats) of targets [n] at rows and columns [n] of ids [B, L]. num_tokens: see
+    `Encoder.packing`. Raises ValueError for a model without a language-model head, and one whose losses are not
+    finite."""
+    if model.training:
+        raise ValueError("call eval() first: dropout would make the losses random")
     if model.lm_head is None:
         name = model.config.name_or_path
         raise ValueError(f"{name} has no head of a masked language model: it predicts no words")
     encoder = model.tupe.encoder
-    x, _ = encoder(ids, False, num_tokens, where[0] * ids.size(1) + where[1])
-    return model.lm_head(x, encoder.tokens.weight).float()
+    device = encoder.tokens.weight.device
+    indices = where[0] * ids.size(1) + where[1]
+    x, _ = encoder(ids.to(device), False, num_tokens, indices.to(device))
+    logits = model.lm_head(x, encoder.tokens.weight).float()  # [n, V]
+    losses = F.cross_entropy(logits, targets.to(device), reduction="none").cpu()
+    if not losses.isfinite().all():
+        raise ValueError("the model's scores are not finite; its training may have diverged")
+    return losses
+
+
+def text_block(text: HeldOut, length: int, split: str = "valid") -> Tensor:
+    """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
+    return torch.tensor([BOS, *Split(text.data / split).tokens[: length - 1].tolist()])
+
+
+# --------------------------------------------------------------------------------------------- what commands share
 
 
 def split_label(source: str) -> tuple[str, str]:
@@ -83,32 +109,43 @@ def split_label(source: str) -> tuple[str, str]:
     raise ValueError(f"{source} not found; valid: an existing file or folder, as PATH or LABEL=PATH")
 
 
-def labelled(sources: Iterable) -> dict:
-    """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label, and for
-    one that figures would leave out."""
+def labelled(sources: Iterable[str]) -> dict[str, str]:
+    """{label: path} of "LABEL=PATH" or "PATH", which is its own label then. ValueError for a repeated label."""
     paths = {}
     for source in sources:
         label, path = split_label(source)
         label = label or source
-        if label.startswith("_"):
-            raise ValueError(f"{label}: figures leave out what begins with _; give another label: LABEL={path}")
         if label in paths:
             raise ValueError(f"{label} stands for both {paths[label]} and {path}; give each its own label")
         paths[label] = path
     return paths
 
 
-def file_names(labels: Iterable[str]) -> dict[str, str]:
-    """{label: its name in the output folder}, without "/". ValueError for two labels of one name."""
-    owners = {}
-    for label in labels:
-        name = label.replace("/", "_")
-        if name in owners:
-            raise ValueError(f"{owners[name]} and {label} would both be kept as {name}; give one another label")
-        owners[name] = label
-    return {label: name for name, label in owners.items()}
+def models(function: Callable) -> Callable:
+    """Adds the models to a command, [LABEL=]CHECKPOINT as arguments or after --checkpoint, and --data. The function
+    gets `models`, an iterator over (label, model, text), which loads one after the other."""
+
+    @click.argument("checkpoints", nargs=-1, metavar="[LABEL=]CHECKPOINT...")
+    @click.option("--checkpoint", multiple=True, metavar="[LABEL=]CHECKPOINT", help="The same. Can be repeated.")
+    @options.data("The folder of dict.txt and of the held-out text (default: that of the training).", required=False)
+    @functools.wraps(function)
+    def command(checkpoints, checkpoint, data, **more):
+        paths = labelled([*checkpoints, *checkpoint])
+        if not paths:
+            raise ValueError("no model is named; give one or more as [LABEL=]CHECKPOINT")
+
+        def load() -> Iterator[tuple[str, "TupeForMaskedLM", HeldOut]]:
+            for label, path in paths.items():
+                yield label, *load_model(path, data)
+
+        return function(models=load(), **more)
+
+    return command
 
 
-def text_block(text: HeldOut, length: int, split: str = "valid") -> Tensor:
-    """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
-    return torch.tensor([BOS, *Split(text.data / split).tokens[: length - 1].tolist()])
+def write_results(output: Path, name: str, content: dict, text: str) -> None:
+    """Write OUTPUT/NAME.json and OUTPUT/NAME.md, and print the latter."""
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / f"{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_atomically(output / f"{name}.md", text)
+    click.echo(text, nl=False)

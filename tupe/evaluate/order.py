@@ -2,14 +2,12 @@
 
 Order sensitivity: of a held-out sentence and the same sentence with two adjacent words swapped, how often and by how
 much is the first more likely? (Pseudo-log-likelihoods, see `tupe.evaluate.likelihood`.)
-Losses: cross-entropy of masked tokens by their position, and by the length of the sequence.
+Losses: cross-entropy of masked tokens by their position.
 [CLS]: how much of its attention goes to the first positions (section 3.2 of the TUPE paper).
 
 B batch, L sequence length, H heads, N layers.
 """
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,16 +17,14 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from ..common.options import FOLDER, QuietCommand, output, seed
-from ..common.record import write_atomically
+from ..common.options import QuietCommand, output, seed
 from ..common.tables import TextTable
 from ..data.blocks import PAD
 from ..data.masks import IGNORED, pad
 from ..data.splits import Split
-from ..normaliser import UNSPACED
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
-from .loading import HeldOut, file_names, labelled, load_model, logits_at, text_block
+from .loading import HeldOut, losses_at, models, text_block, write_results
 from .minimal_pairs import credit
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
@@ -36,7 +32,6 @@ if TYPE_CHECKING:  # transformers takes as long to import as torch
 
 FIRST = 8  # positions after [CLS] that the paper's observation is about
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
-LONG = 8  # pieces of a mean word that is none
 
 
 # ---------------------------------------------------------------------------------------------------- order sensitivity
@@ -45,25 +40,19 @@ LONG = 8  # pieces of a mean word that is none
 def held_out_sentences(text: HeldOut, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
     """`count` sentences of the validation text as words (pieces, in a language without blanks), drawn without
     replacement; the same ones for every model of one data folder. Raises ValueError if there are fewer."""
-    sentences = Split(text.data / "valid")
-    rng = np.random.default_rng(seed)
-    chosen, sizes = [], [0]
-    for index in rng.permutation(len(sentences)):
+    sentences, chosen = Split(text.data / "valid"), []
+    for index in np.random.default_rng(seed).permutation(len(sentences)):
         words = encoder.group_words(sentences[index][:-1].tolist())  # without </s>
-        sizes += map(len, words)
         known = not any(encoder.ids["<unk>"] in word for word in words)
         if WORDS[0] <= len(words) <= WORDS[1] and known and to_swap(words):
             chosen.append(words)
             if len(chosen) == count:
                 return chosen
-    remedy = f"; valid here: --sentences {len(chosen)} or fewer"
-    if np.mean(sizes) > LONG:
-        remedy = (
-            f"; a word has {np.mean(sizes):.0f} pieces, so blanks do not tell words here: prepare the data with the "
-            f"--language of the text, where a piece counts as a word for {', '.join(sorted(UNSPACED))}"
-        )
-    where = f"{text.data}/valid has {len(chosen)} sentences of {WORDS[0]} to {WORDS[1]} words, not {count}"
-    raise ValueError(where + remedy)
+    remedy = f"valid here: --sentences {len(chosen)} or fewer"
+    if not chosen:
+        remedy = "a language without blanks between words has to be named when the data are prepared: --language"
+    what = f"{text.data}/valid has {len(chosen)} sentences of {WORDS[0]} to {WORDS[1]} words, not {count}"
+    raise ValueError(f"{what}; {remedy}")
 
 
 def to_swap(words: Sentence) -> list[int]:
@@ -72,33 +61,17 @@ def to_swap(words: Sentence) -> list[int]:
 
 
 def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
-    """The sentence with two adjacent, different words exchanged, one of `to_swap`.
-
-    Raises ValueError if all its words are equal.
-    """
-    indices = to_swap(words)
-    if not indices:
-        raise ValueError("no two adjacent words differ")
-    i = int(rng.choice(indices))
+    """The sentence with two adjacent, different words exchanged, one of `to_swap`."""
+    i = int(rng.choice(to_swap(words)))
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
-
-
-def order_scores(model: "TupeForMaskedLM", sentences: list[Sentence], seed: int = 1) -> dict:
-    """`order_sensitivity` as plain numbers: share of sentences whose original is preferred, mean difference in nats,
-    and the standard errors of both over sentences."""
-    margins = order_sensitivity(model, sentences, seed)
-    won, root = credit(margins), np.sqrt(len(margins))
-    return {
-        "sentences": len(margins), "accuracy": float(won.mean()), "accuracy_error": float(won.std(ddof=1) / root),
-        "margin": float(margins.mean()), "margin_error": float(margins.std(ddof=1) / root),
-    }  # fmt: skip
 
 
 def order_sensitivity(model: "TupeForMaskedLM", sentences: list[Sentence], seed: int = 1) -> np.ndarray:
     """[sentences]: log-likelihood of the original minus that of the swapped sentence, in nats."""
     swapped = [swap_adjacent(words, np.random.default_rng([seed, i])) for i, words in enumerate(sentences)]
-    scores = list(pseudo_log_likelihoods(model, [s for pair in zip(sentences, swapped, strict=True) for s in pair]))
-    return np.array([a.word - b.word for a, b in zip(scores[::2], scores[1::2], strict=True)])
+    scores = pseudo_log_likelihoods(model, [*sentences, *swapped])
+    original, other = scores[: len(sentences)], scores[len(sentences) :]
+    return np.array([a.word - b.word for a, b in zip(original, other, strict=True)])
 
 
 # --------------------------------------------------------------------------------------------------------------- losses
@@ -110,7 +83,6 @@ class TokenLosses:
 
     loss: np.ndarray  # [n]
     position: np.ndarray  # [n], 0 is [CLS], which masked_lm masks like any other token
-    length: np.ndarray  # [n] tokens of its block, [CLS] included
     block: np.ndarray  # [n] number of its block
 
     def mean(self) -> float:
@@ -128,42 +100,36 @@ class TokenLosses:
         """(sum of the losses, number of masked tokens) of each block."""
         return np.bincount(self.block, self.loss), np.bincount(self.block)
 
-    def by(self, values: np.ndarray, edges: list[int]) -> dict[str, tuple[float, int]]:
-        """{"1-8": (mean loss, tokens)} of the tokens whose value lies between two edges (the first included)."""
-        out = {}
+    def by_position(self, longest: int) -> dict[str, tuple[float, int]]:
+        """{"8-15": (mean loss, tokens)} of the tokens at these positions, from powers of 2 on."""
+        edges, found = [0, *(2**k for k in range(20) if 2**k < longest), longest], {}
         for low, high in zip(edges, edges[1:], strict=False):
-            chosen = (values >= low) & (values < high)
+            chosen = (self.position >= low) & (self.position < high)
             if chosen.any():
                 name = str(low) if high == low + 1 else f"{low}-{high - 1}"
-                out[name] = float(self.loss[chosen].mean()), int(chosen.sum())
-        return out
+                found[name] = float(self.loss[chosen].mean()), int(chosen.sum())
+        return found
 
 
-@torch.no_grad()
 def token_losses(
     model: "TupeForMaskedLM", text: HeldOut, tokens: int, split: str = "valid", batch: int = 32
 ) -> TokenLosses:
     """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
     own masks, which are the same for every seed and model of the same `MASKING`. Raises ValueError if the
     split holds fewer."""
-    data, parts, seen = text.blocks(split), [], 0
+    data, found, seen = text.blocks(split), [], 0
     if (there := data.blocks.sizes.sum()) < tokens:
         raise ValueError(f"{split} holds {there} tokens, fewer than {tokens}; valid here: --tokens {there} or fewer")
-    device = model.tupe.encoder.tokens.weight.device
-    bar = tqdm(total=tokens, unit="token", disable=None, leave=False)
-    for begin in range(0, len(data), batch):
+    for begin in tqdm(range(0, len(data), batch), unit="batch", disable=None, leave=False):
         items = [data[0, i] for i in range(begin, min(begin + batch, len(data)))]
-        ids, target = (torch.from_numpy(part).to(device) for part in pad(items))
-        indices = target.ne(IGNORED).nonzero(as_tuple=True)
-        loss = F.cross_entropy(logits_at(model, ids, indices), target[indices], reduction="none")
-        rows, columns = (index.cpu().numpy() for index in indices)
-        lengths = ids.ne(PAD).sum(1).cpu().numpy()
-        parts.append((loss.cpu().numpy(), columns, lengths[rows], begin + rows))
-        seen += int(lengths.sum())
-        bar.update(int(lengths.sum()))
+        ids, target = (torch.from_numpy(array) for array in pad(items))
+        rows, columns = indices = target.ne(IGNORED).nonzero(as_tuple=True)
+        loss = losses_at(model, ids, indices, target[indices])
+        found.append([array.numpy() for array in (loss, columns, begin + rows)])
+        seen += int(ids.ne(PAD).sum())
         if seen >= tokens:
             break
-    return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- [CLS]
@@ -200,33 +166,24 @@ def blocks_of_length(text: HeldOut, length: int, count: int, split: str = "valid
 
 
 @click.command(cls=QuietCommand)
-@click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT...")
-@click.option("--data", type=FOLDER, help="Prepared data with a split valid (default: that of the training).")
+@models
 @click.option("--sentences", type=click.IntRange(2), default=2000, show_default=True,
               help="Held-out sentences; lower it for small data.")  # fmt: skip
 @click.option("--tokens", type=click.IntRange(1), default=400_000, show_default=True,
               help="Held-out tokens that the loss is measured on; lower it for small data.")  # fmt: skip
-@output("The folder of the results, with a .json file for each model.")
+@output("The folder of the results: order.json and .md.")
 @seed(help="The seed of the choice of sentences and swaps.")
-def command(checkpoints, data, sentences, tokens, output, seed):
-    """Order sensitivity, losses by position and length, and the attention of [CLS].
+def command(models, sentences, tokens, output, seed):
+    """Order sensitivity, losses by position, and the attention of [CLS].
 
     The defaults need 400,000 held-out tokens. For small data: --sentences 200 --tokens 10000, or what the error says.
     """
-    paths = labelled(checkpoints)
-    names = file_names(paths)
-    rows, first = [], None
-    for label, path in paths.items():
-        model, text = load_model(path, data)
+    contents, rows, first = {}, [], None
+    for label, model, text in models:
         first = first or text.masking
         if differs := [f"{name} {v}, not {first[name]}" for name, v in text.masking.items() if v != first[name]]:
             click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
-        encoder = TextEncoder(text.data)
-        if not encoder.has_words:
-            click.echo(f"{label}: pieces are swapped: the language has no blanks between words", err=True)
-        content = evaluate(model, text, encoder, sentences, tokens, seed)
-        output.mkdir(parents=True, exist_ok=True)
-        write_atomically(output / f"{names[label]}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+        content = contents[label] = evaluate(model, text, TextEncoder(text.data), sentences, tokens, seed)
         order, loss = content["order"], content["loss"]
         error = "" if loss["error"] is None else f" ± {loss['error']:.4f}"
         rows.append([
@@ -235,20 +192,7 @@ def command(checkpoints, data, sentences, tokens, output, seed):
             f"{np.mean(content['cls']['ratio']):.3f}",
         ])  # fmt: skip
     header = ["model", "prefers the original, %", "by (nats)", "loss (nats)", f"[CLS] to first {FIRST} / uniform"]
-    click.echo(TextTable.plain(header, rows).markdown())
-
-
-def both(*functions: Callable) -> list:
-    """What these functions return. Raises one ValueError with all that they object to."""
-    values, errors = [], []
-    for function in functions:
-        try:
-            values.append(function())
-        except ValueError as error:
-            errors.append(str(error))
-    if errors:
-        raise ValueError("; ".join(errors))
-    return values
+    write_results(output, "order", contents, TextTable.plain(header, rows).markdown())
 
 
 def evaluate(
@@ -256,19 +200,21 @@ def evaluate(
 ) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""
-    chosen, losses = both(
-        lambda: held_out_sentences(text, encoder, sentences, seed), lambda: token_losses(model, text, tokens)
-    )
+    chosen = held_out_sentences(text, encoder, sentences, seed)
+    losses = token_losses(model, text, tokens)
+    margins = order_sensitivity(model, chosen, seed)
+    won, root = credit(margins), np.sqrt(len(margins))
     longest = model.config.max_position_embeddings
-    edges = [0, *(2**k for k in range(20) if 2**k < longest), longest]
     ratio = cls_attention(model, blocks_of_length(text, longest, 16))
     sums, counts = losses.by_block()
     return {
-        "order": order_scores(model, chosen, seed),
+        "order": {
+            "sentences": len(margins), "accuracy": float(won.mean()), "accuracy_error": float(won.std(ddof=1) / root),
+            "margin": float(margins.mean()), "margin_error": float(margins.std(ddof=1) / root),
+        },
         "loss": {
-            "tokens": int(len(losses.loss)), "mean": losses.mean(), "error": losses.standard_error(),
-            "by_position": losses.by(losses.position, edges),
-            "by_length": losses.by(losses.length, [*edges, longest + 1]),
+            "tokens": len(losses.loss), "mean": losses.mean(), "error": losses.standard_error(),
+            "by_position": losses.by_position(longest),
             # a line each, not a line per block
             "blocks": {"nats": " ".join(f"{value:.3f}" for value in sums), "tokens": " ".join(map(str, counts))},
         },

@@ -41,14 +41,11 @@ def command(checkpoints, data, output, batch_size):
     TASK=CHECKPOINT: a task of GLUE, or of `tupe prepare labels`, and its fine-tuned checkpoint, a file or a folder.
     MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was prepared, AX.tsv. Tasks without a checkpoint are left out.
     """
+    paths = []
     for given in checkpoints:
         if "=" not in given:
             raise ValueError(f"{given!r} is not of the form TASK=CHECKPOINT")
-    paths, chosen = [], {}
-    for task, checkpoint in map(split_label, checkpoints):
-        if (name := glue_name(task, data)) in chosen:
-            raise ValueError(f"{name} is given twice, {chosen[name]} and {checkpoint}; valid: one of each task")
-        chosen[name] = checkpoint
+    chosen = {glue_name(task, data): checkpoint for task, checkpoint in map(split_label, checkpoints)}
     for task, checkpoint in chosen.items():
         for path, count, scores in predict_glue(task, checkpoint, data, output, batch_size):
             paths.append(path)

@@ -6,9 +6,7 @@ Wang et al. (ICLR 2021) name the properties of position embeddings that are meas
 words. The formulas of the four measures below are this project's own.
 """
 
-import io
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,13 +15,12 @@ import numpy as np
 import torch
 
 from ..common import record
-from ..common.options import FILE, FOLDER, QuietCommand, seed
+from ..common.options import QuietCommand, seed
 from ..common.tables import TextTable
 from ..data.blocks import BOS, EOS
-from ..positions import PositionScheme, overrides
-from ..schemes import frequencies
+from ..positions import overrides
 from ..text import MASK, UNK, TextEncoder
-from .loading import labelled, load_model
+from .loading import models
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
     from ..modeling_tupe import TupeForMaskedLM
@@ -129,44 +126,30 @@ def four_correlations(model: "TupeForMaskedLM", tokens: torch.Tensor) -> dict:
     """First-layer logits of a model with absolute positions, split by their origin: name -> [H, L, L].
 
     tokens: [L]. The layer norm after the sum of word and position is linear once its sigma is given:
-    x_i = gamma (centred w_i + centred p_i) / sigma_i + beta. "remainder" holds every product with beta or a projection
-    bias. The five sum to the logits. Raises ValueError if the logits have other parts than these.
+    x_i = gamma (centred w_i + centred p_i) / sigma_i + beta. "remainder" is every product with beta or a projection
+    bias. Raises ValueError if the logits have other parts than these.
     """
     encoder = model.tupe.encoder
-    if any(overrides(s, "bias", "content", "rotate") for s in encoder.positions.of_layer(0)):
-        raise ValueError(f"position {encoder.positions.name!r}: words and positions are split for absolute ones only")
-    if encoder.positions.untie_cls:
-        cls = encoder.positions.cls
-        raise ValueError(f"cls={cls!r}: words and positions are split only where [CLS] has no logits of its own")
-    if encoder.segments is not None:
-        raise ValueError("segments='learned': words and positions are split only where nothing else is added to them")
-    if encoder.config.block == "gau" or encoder.config.unlike_bert():
-        raise ValueError(f"block {encoder.config.block!r}: words and positions are split for BERT's only")
-    layer, norm = encoder.layers[0].attention, encoder.embed_norm
-    word = encoder.tokens(tokens)
-    position = encoder.positions.embed(len(tokens))
-    if position is None:
-        raise ValueError(f"position {encoder.positions.name!r} adds nothing to the words")
-    summed = word + position
-    sigma = (summed.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
-    parts = {
-        "word": norm.weight * (word - word.mean(-1, keepdim=True)) / sigma,
-        "position": norm.weight * (position - position.mean(-1, keepdim=True)) / sigma,
-    }
-    w_q, w_k, _ = layer.qkv.weight.chunk(3)
-    b_q, b_k, _ = layer.qkv.bias.chunk(3)
-
-    def heads(x):
-        return x.unflatten(1, (layer.heads, -1)).transpose(0, 1)  # [L, C] -> [H, L, D]
-
-    scale = encoder.positions.scale
-    q = {name: heads(part @ w_q.T) for name, part in parts.items()}
-    k = {name: heads(part @ w_k.T) for name, part in parts.items()}
-    q_rest, k_rest = heads((w_q @ norm.bias + b_q)[None]), heads((w_k @ norm.bias + b_k)[None])  # [H, 1, D]
-    products = {f"{a}-{b}": q[a] @ k[b].transpose(1, 2) * scale for a in parts for b in parts}
-    q_sum, k_sum = sum(q.values()), sum(k.values())
-    rest = q_sum @ k_rest.transpose(1, 2) + q_rest @ k_sum.transpose(1, 2) + q_rest @ k_rest.transpose(1, 2)
-    return {**products, "remainder": rest * scale}
+    positions, config = encoder.positions, encoder.config
+    word, position = encoder.tokens(tokens), positions.embed(len(tokens))
+    is_bert = config.block != "gau" and not config.unlike_bert() and encoder.segments is None
+    others = any(overrides(scheme, "bias", "content", "rotate") for scheme in positions.of_layer(0))
+    if position is None or others or positions.untie_cls or not is_bert:
+        raise ValueError(
+            f"position {positions.name!r}, cls {positions.cls!r}, block {config.block!r}: words and positions are "
+            "split for BERT-A only: absolute positions, [CLS] tied, BERT's block, no segments"
+        )
+    attention, norm = encoder.layers[0].attention, encoder.embed_norm
+    sigma = ((word + position).var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+    w_q, w_k, _ = attention.qkv.weight.chunk(3)
+    q, k = {}, {}
+    for name, x in (("word", word), ("position", position)):
+        x = norm.weight * (x - x.mean(-1, keepdim=True)) / sigma
+        q[name], k[name] = ((x @ w.T).unflatten(1, (attention.heads, -1)).transpose(0, 1) for w in (w_q, w_k))
+    products = {f"{a}-{b}": q[a] @ k[b].transpose(1, 2) * positions.scale for a in q for b in k}
+    whole_q, whole_k, _ = attention.project(encoder.embed(tokens[None]))
+    logits = whole_q[0] @ whole_k[0].transpose(1, 2) * positions.scale
+    return {**products, "remainder": logits - sum(products.values())}
 
 
 @torch.no_grad()
@@ -210,52 +193,17 @@ def pattern(logits: torch.Tensor) -> str:
 
 
 @torch.no_grad()
-def position_vectors(model: "TupeForMaskedLM", layer: int = 0) -> np.ndarray:
-    """[L, C] vectors of the absolute positions: what is added to the words, or else the table of `untied`."""
-    vectors = model.tupe.encoder.positions.embed(model.config.max_position_embeddings)
-    return only(model, "untied", layer).table.weight[1:].numpy() if vectors is None else vectors.numpy()
-
-
-@torch.no_grad()
-def t5_bias(model: "TupeForMaskedLM", reach: int | None = None, layer: int = 0) -> tuple:
-    """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of `t5`. reach: R, default up to where it no longer changes."""
-    scheme = only(model, "t5", layer)
-    reach = min(reach or scheme.max_distance, model.config.max_position_embeddings - 1)
+def t5_bias(model: "TupeForMaskedLM", layer: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of `t5`, up to the offset R where it no longer changes.
+    ValueError for a model without it."""
+    _check_layer(model, layer)
+    positions = model.tupe.encoder.positions
+    if "t5" not in positions:
+        raise ValueError(f"position {positions.name!r} has no 't5'")
+    scheme = positions.t5[layer] if isinstance(positions.t5, torch.nn.ModuleList) else positions.t5
+    reach = min(scheme.max_distance, model.config.max_position_embeddings - 1)
     offsets = torch.arange(-reach, reach + 1)
     return offsets.numpy(), (scheme.multiplier * scheme.table(scheme.bucket_of(offsets))).T.numpy()
-
-
-@torch.no_grad()
-def phi(model: "TupeForMaskedLM", reach: int = 128, layer: int = 0) -> tuple:
-    """(m [R + 1], before, after): phi(m) = sum_i cos(omega_i m) of learned frequencies, before and after learning."""
-    names = ("sinusoidal_learned", "shaw_sinusoidal_learned")
-    positions = model.tupe.encoder.positions
-    here = [name for name in names if name in positions]
-    if not here:
-        raise ValueError(f"position {positions.name!r} has no learned frequencies ({', '.join(names)})")
-    omega = only(model, here[0], layer).omega.double()
-    start = frequencies(2 * len(omega)).double()
-    m = torch.arange(reach + 1).double()
-    before, after = ((m[:, None] * w).cos().sum(1).numpy() for w in (start, omega))
-    return m.numpy(), before, after
-
-
-def which_layer(model: "TupeForMaskedLM", layer: int, names: Iterable[str] | None = None) -> str:
-    """ "layer 2 of 4", or "" if none of these schemes (default: all) has its own parameters in each layer."""
-    _check_layer(model, layer)
-    own = {name for name, scheme in model.tupe.encoder.positions.items() if isinstance(scheme, torch.nn.ModuleList)}
-    of_one = own if names is None else own.intersection(names)
-    return f"layer {layer + 1} of {len(model.tupe.encoder.layers)}" if of_one else ""
-
-
-def only(model: "TupeForMaskedLM", name: str, layer: int = 0) -> PositionScheme:
-    """The scheme of a model by name, of one layer."""
-    _check_layer(model, layer)
-    positions = model.tupe.encoder.positions
-    if name not in positions:
-        raise ValueError(f"position {positions.name!r} has no {name!r}")
-    scheme = positions[name]
-    return scheme[layer] if isinstance(scheme, torch.nn.ModuleList) else scheme
 
 
 # ------------------------------------------------------------------------------------------------- losses of a training
@@ -276,29 +224,18 @@ def losses_of(folder: str | Path) -> tuple:
 
 
 @click.command(cls=QuietCommand)
-@click.argument("checkpoints", nargs=-1, required=True, metavar="[LABEL=]CHECKPOINT ...")
-@click.option("--data", type=FOLDER, help="The folder of dict.txt (default: that of the training).")
+@models
 @click.option("--words", type=click.IntRange(1), default=300, show_default=True,
               help="The number of random words; each makes a sequence.")  # fmt: skip
 @click.option("--length", type=int, help="Tokens of a sequence (default: as many as the model takes).")
 @click.option("--layer", type=int, default=1, show_default=True, help="The layer, counted from 1.")
 @seed(help="The seed of the choice of words.")
-@click.option("--output", type=FILE, help="The .npz file to write the averaged attention matrices to.")
-def command(checkpoints, data, words, length, layer, seed, output):
+def command(models, words, length, layer, seed):
     """Properties of position encodings under identical-word probing (Wang et al.), as a Markdown table."""
-    matrices = {}
-    for label, path in labelled(checkpoints).items():
-        model, text = load_model(path, data)
-        matrices[label] = identical_word_attention(model, text.symbols, words, length, layer - 1, seed)
-    click.echo(properties_table({label: measures(matrix) for label, matrix in matrices.items()}).markdown(), nl=False)
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        buffer = io.BytesIO()
-        np.savez(buffer, **matrices)
-        record.write_atomically(output if output.suffix == ".npz" else f"{output}.npz", buffer.getvalue())
-
-
-def properties_table(values: dict) -> TextTable:
-    """A row per measure and a column per model. values: {label: what `measures` returns}."""
-    names = list(next(iter(values.values())))
-    return TextTable.plain(["", *values], [[name, *(f"{v[name]:.4g}" for v in values.values())] for name in names])
+    found = {
+        label: measures(identical_word_attention(model, text.symbols, words, length, layer - 1, seed))
+        for label, model, text in models
+    }
+    names = list(next(iter(found.values())))
+    rows = [[name, *(f"{values[name]:.4g}" for values in found.values())] for name in names]
+    click.echo(TextTable.plain(["", *found], rows).markdown(), nl=False)

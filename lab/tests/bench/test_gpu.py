@@ -24,18 +24,20 @@ def rehearse(folder, *words):
 
 @pytest.fixture
 def forked(monkeypatch):
-    """Parts run in a copy of this process: all imports are there."""
+    """Sections run in a copy of this process: all imports are there."""
     monkeypatch.setattr(gpu, "CONTEXT", multiprocessing.get_context("fork"))
 
 
 @pytest.mark.thorough
 def test_a_rehearsal_measures_every_part(tmp_path, forked):
     result, page = rehearse(tmp_path)
-    assert result.exit_code == 0 and f"{len(gpu.PARTS)} of {len(gpu.PARTS)} parts" in result.output, result.output
-    assert "A rehearsal on a CPU" in page and page.count("Measured 2") == len(gpu.PARTS)
-    saved = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in gpu.PARTS}
+    assert result.exit_code == 0 and f"{len(gpu.SECTIONS)} of {len(gpu.SECTIONS)} sections" in result.output, (
+        result.output
+    )
+    assert "A rehearsal on a CPU" in page and page.count("Measured 2") == len(gpu.SECTIONS)
+    saved = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in gpu.SECTIONS}
     rows = {name: content["rows"] for name, content in saved.items()}
-    assert [row for of_part in rows.values() for row in of_part if "failed" in row] == []
+    assert [row for of_section in rows.values() for row in of_section if "failed" in row] == []
     modes = itertools.product(gpu.TINY, ("bf16 autocast", "fp16 weights", "bf16 weights"))
     assert {(row["contender"], row["mode"]) for row in rows["eager"]} == set(modes)
     assert {row["way"] for row in rows["compiled"]} == {"compiled"} and rows["compiled"][0]["breaks"] == 0
@@ -45,17 +47,17 @@ def test_a_rehearsal_measures_every_part(tmp_path, forked):
 
 
 def test_all_parts_have_time():
-    assert sum(part.seconds for part in gpu.PARTS.values()) <= 14 * 60
+    assert sum(section.seconds for section in gpu.SECTIONS.values()) <= 14 * 60
 
 
-def fill(monkeypatch, **parts):
-    """In place of all parts: name -> (seconds, function)."""
-    added = {name: gpu.Part(name, seconds, ["x"], measure) for name, (seconds, measure) in parts.items()}
-    monkeypatch.setattr(gpu, "PARTS", added)
+def fill(monkeypatch, **sections):
+    """In place of all sections: name -> (seconds, function)."""
+    added = {name: gpu.Section(name, seconds, ["x"], measure) for name, (seconds, measure) in sections.items()}
+    monkeypatch.setattr(gpu, "SECTIONS", added)
 
 
 def test_a_cut_at_any_moment_leaves_what_was_measured(tmp_path, forked, monkeypatch):
-    """A part that fails, or takes too long, keeps its rows; those after it are measured; a next start measures the
+    """A section that fails, or takes too long, keeps its rows; those after it are measured; a next start measures the
     rest, and what does not fit into the time is named."""
     patience = [0]
 
@@ -74,13 +76,15 @@ def test_a_cut_at_any_moment_leaves_what_was_measured(tmp_path, forked, monkeypa
         yield {"x": 2.0}
         time.sleep(0 if patience[0] else 60)
 
-    fill(monkeypatch, first=(20, whole), second=(20, fails), third=(1, hangs), fourth=(90, whole), fifth=(20, whole))
+    fill(monkeypatch, first=(20, whole), second=(20, fails), third=(3, hangs), fourth=(90, whole), fifth=(20, whole))
     result, page = rehearse(tmp_path, "--minutes=1")
-    assert result.exit_code == 1 and "2 of 5 parts" in result.output
-    assert "second (ValueError: no luck); third (longer than 1 s); fourth (it takes up to 90 s, " in result.output
-    rows = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in gpu.PARTS if name != "fourth"}
+    assert result.exit_code == 1 and "2 of 5 sections" in result.output
+    assert "second (ValueError: no luck); third (longer than 3 s); fourth (it takes up to 90 s, " in result.output
+    rows = {
+        name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in gpu.SECTIONS if name != "fourth"
+    }
     assert rows == {"first": [{"x": "nan"}], "second": [{"x": 1}], "third": [{"x": 2.0}], "fifth": [{"x": "nan"}]}
-    assert "Not complete: ValueError: no luck." in page and "Not complete: longer than 1 s." in page
+    assert "Not complete: ValueError: no luck." in page and "Not complete: longer than 3 s." in page
     patience[0] = 1
     result, page = rehearse(tmp_path)
     assert result.exit_code == 0 and "first ..." not in result.output and "second ..." in result.output
@@ -152,7 +156,7 @@ def test_a_recorded_step_trains_as_a_plain_one(half, monkeypatch):
         return replay
 
     monkeypatch.setattr(gpu, "graphed", graphed)
-    monkeypatch.setattr(gpu, "timed", lambda device, *parts: lambda turn: [part() for part in parts])
+    monkeypatch.setattr(gpu, "timed", lambda device, *calls: lambda turn: [call() for call in calls])
     gpu.record(recorded)
     for _ in range(3):
         plain.step(0)
