@@ -34,7 +34,7 @@ from fairseq.data import (
 )
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks import register_task
+from fairseq.tasks import FairseqTask, register_task
 from omegaconf import DictConfig
 
 import tupe.plugin  # noqa: F401  (architectures, optimizers, schedules)
@@ -59,7 +59,7 @@ class NextSentenceConfig(TupeMaskedLMConfig):
 class NextSentenceTask(TupeMaskedLMTask):
     """Pairs of sentences, whose words are masked as in fairseq's `masked_lm`, in batches that fairseq shuffles."""
 
-    fixed = {"mask_whole_words": False}
+    get_batch_iterator = FairseqTask.get_batch_iterator
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
@@ -74,7 +74,6 @@ class NextSentenceTask(TupeMaskedLMTask):
         return super().build_criterion(cfg, **kwargs)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        self.check_options()
         d, seed = self.source_dictionary, self.cfg.seed if split.startswith("train") else HELD_OUT_SEED
         parts = [data_utils.load_indexed_dataset(prefix, d) for prefix in prefixes_of(self.cfg.data, split)]
         sentences = ConcatDataset(parts)
@@ -82,15 +81,12 @@ class NextSentenceTask(TupeMaskedLMTask):
         pairs = SentencePairs(sentences, self.cfg.tokens_per_sample, seed, cuts)
         self.note_left_out(split, pairs.left_out / pairs.total)
 
-        more = {name: getattr(self.cfg, name) for name in ("mask_multiple_length", "mask_stdev", "skip_masking")}
-
         def masked(side, targets):
             return MaskTokensDataset(
                 Side(pairs, side), d, d.pad(), self.mask_idx, return_masked_tokens=targets,
                 seed=2 * seed + side,  # else A and B would be masked at the same positions
                 mask_prob=self.cfg.mask_prob, leave_unmasked_prob=self.cfg.leave_unmasked_prob,
                 random_token_prob=self.cfg.random_token_prob,
-                freq_weighted_replacement=self.cfg.freq_weighted_replacement, **more,
             )  # fmt: skip
 
         def framed(targets, start, stop):
@@ -194,7 +190,7 @@ class SentencePairs(FairseqDataset):
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
-    can_reuse_epoch_itr_across_epochs = True  # sizes do not change
+    can_reuse_epoch_itr_across_epochs = False  # data workers would go on with the pairs and masks of their first epoch
 
     def __len__(self):
         return len(self.pieces)
