@@ -111,7 +111,7 @@ def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
                 "--distributed-no-spawn", f"--distributed-rank={rank}",
                 f"--distributed-init-method=tcp://127.0.0.1:{port}",
             ]  # fmt: skip
-        started.append(fork(cli_main, "fairseq-train", *arguments, anew=True))
+        started.append(fork(cli_main, "fairseq-train", *arguments))
     assert [ended(process) for process in started] == [0, 0, 0]
     one, two = read(tmp_path / "1"), read(tmp_path / "2")
     assert one.state == two.state == "finished" and len(one.scores) == len(two.scores) == 4

@@ -79,7 +79,6 @@ OTHERS = [  # what is set, several at a time, and what is said of each
     {
         "--optimizer=adamw_fused": "optimizer._name adam there, adamw_fused here",
         "--position=t5": "model.position the architecture's there, t5 here",
-        "--ddp-comm-hook=fp16": "distributed_training.ddp_comm_hook none there, fp16 here",
     },
     {
         "--criterion=masked_lm_chunked": "criterion._name masked_lm there, masked_lm_chunked here",
