@@ -99,31 +99,14 @@ def test_segments_begin_at_the_double_separator():
 
 
 def test_segments_reach_the_features():
-    plain = build("tupe_a_tiny").eval()
     model = build("tupe_a_tiny", segments="learned").eval()
-    assert set(model.state_dict()) - set(plain.state_dict()) == {"encoder.segments.weight"}
-    one, two = torch.tensor([[0, 5, 2, 2, 6, 2]]), torch.tensor([[0, 5, 2, 6, 6, 2]])
+    one = torch.tensor([[0, 5, 2, 2, 6, 2]])
     with torch.no_grad():
         model.encoder.segments.weight[1] = model.encoder.segments.weight[0]
         before = model.encoder.embed(one)
         model.encoder.segments.weight[1] += 1 + torch.arange(128)  # not a constant: a layer norm follows
         changed = (model.encoder.embed(one) - before).abs().amax(-1)[0]
         assert (changed > 1e-3).tolist() == [False] * 3 + [True] * 3
-        model.encoder.segments.weight.zero_()
-        plain.load_state_dict({k: v for k, v in model.state_dict().items() if "segments" not in k})
-        for tokens in (one, two):
-            torch.testing.assert_close(model(tokens)[0], plain(tokens)[0])
-
-
-def test_head_and_masked_logits_from_one_pass():
-    model = build("tupe_a_tiny")
-    model.register_classification_head("head", num_classes=2)
-    model.eval()
-    tokens = torch.tensor([[0, 5, 2, 2, 6, 2], [0, 8, 9, 2, 2, 2]])
-    masked = tokens.gt(4)
-    logits, extra = model(tokens, masked_tokens=masked, classification_head_name="head")
-    torch.testing.assert_close(logits, model(tokens, masked_tokens=masked)[0])
-    torch.testing.assert_close(extra["classes"], model(tokens, classification_head_name="head")[0])
 
 
 @pytest.fixture(scope="module")
