@@ -349,8 +349,10 @@ def test_both_launchers_replace_the_architectures_position(words, becomes):
 @pytest.mark.parametrize("preset, normaliser", [("gau", "relu2"), ("gau_l2", "l2"), ("gau_softmax", "softmax")])
 def test_gated_attention_units_are_two_for_each_layer_of_the_size(preset, normaliser):
     """Through Hydra and `tupe pretrain` alike."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
     hydra = hydra_config("pretrain", [f"model={preset}", "model._name=gau_mini", "task.data=DATA"]).model
-    launched = parse(recipe("--arch=gau_mini", overrides=[f"model={preset}"]))
+    launched = convert_namespace_to_omegaconf(parse(recipe("--arch=gau_mini", overrides=[f"model={preset}"]))).model
     for model in (hydra, launched):
         assert (model.encoder_layers, str(model.block), model.position) == (8, "gau", "rope")
         assert (model.encoder_embed_dim, str(model.normaliser)) == (SIZES["mini"][1], normaliser)
