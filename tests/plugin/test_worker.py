@@ -146,10 +146,10 @@ def train_two(data, folder, *more, killed_at=None):
     def run():
         step = TupeMaskedLMTask.train_step
 
-        def killed(task, sample, model, criterion, optimizer, updates, *args):
-            if updates == killed_at:
+        def killed(task, *args, update_num, **more):
+            if update_num == killed_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return step(task, sample, model, criterion, optimizer, updates, *args)
+            return step(task, *args, update_num=update_num, **more)
 
         TupeMaskedLMTask.train_step = killed
         worker.train(worker.parsed(arguments))
