@@ -321,9 +321,8 @@ def fairseq_task(folder, length=20, split="train", **options):
 
     from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
 
-    settings = {"data": str(folder), "tokens_per_sample": length, "sample_break_mode": "complete", "seed": 3}
-    defaults = {"shorten_data_split_list": "", "finetune_from_model": None, **settings, **options}
-    task = TupeMaskedLMTask.setup_task(OmegaConf.merge(OmegaConf.structured(TupeMaskedLMConfig), defaults))
+    settings = {"data": str(folder), "tokens_per_sample": length, "seed": 3, "finetune_from_model": None, **options}
+    task = TupeMaskedLMTask.setup_task(OmegaConf.merge(OmegaConf.structured(TupeMaskedLMConfig), settings))
     task.load_dataset(split)
     return task
 

@@ -110,9 +110,10 @@ def test_next_sentences_through_fairseq_train(start, tmp_path):
 
 
 def test_pairs_and_masks_change_with_the_epoch(start, tmp_path):
+    """With a data worker, too."""
     data, checkpoint = start
     seen = []
-    train(arguments(data, checkpoint, tmp_path), on_step=seen.extend)
+    train(arguments(data, checkpoint, tmp_path, "--num-workers=1"), on_step=seen.extend)
     by_epoch = np.array_split(np.arange(len(seen)), 2)
     first, second = ({row.tobytes() for i in part for row in rows(seen[i])} for part in by_epoch)
     assert len(first & second) < len(first) / 4

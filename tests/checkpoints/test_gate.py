@@ -209,7 +209,6 @@ def test_every_option_of_ours_has_its_type(state, tmp_path):
     assert {*taken} == {
         "task.data",
         "task.finetune_from_model",
-        "task.shorten_data_split_list",
         "model.position",
         "model.position_file",
     }

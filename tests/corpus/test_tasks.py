@@ -133,7 +133,7 @@ def test_fairseqs_own_task_reads_the_data_alike(prepared, name):
 
 
 def glue_task(folder, name, max_positions=64):
-    from tupe.plugin.glue import GlueConfig, GlueTask
+    from tupe.plugin.classification import GlueConfig, GlueTask
 
     cfg = GlueConfig(
         data=str(folder), glue_task=name, seed=1, finetune_from_model=None, classification_head_name="head"

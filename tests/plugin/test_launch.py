@@ -5,12 +5,10 @@ import functools
 import itertools
 import json
 from argparse import Namespace
-from collections import Counter
 
-import fairseq.options
 import pytest
 import torch
-from helpers import CONFIGS, compose, fairseq_arguments, pretrain_arguments
+from helpers import CONFIGS, compose, fairseq_arguments
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
@@ -19,7 +17,7 @@ from tupe.common.architectures import ELECTRA, SIZES, with_size
 from tupe.common.recipes import read
 from tupe.config import split_batch
 from tupe.plugin import electra, worker
-from tupe.plugin.launch import launch, training_options, words_of
+from tupe.plugin.launch import training_options, words_of
 from tupe.plugin.model import core_config, spell_names
 from tupe.plugin.settings import configuration
 
@@ -121,15 +119,6 @@ def test_values_of_recipes_are_pinned(name):
     assert shown.pop("common.user_dir", "") == "" and shown == PINNED[name]
 
 
-def test_large_differs_from_base_in_size_and_batch_split_only():
-    names = ("pretrain_large", "pretrain")
-    large, base = (OmegaConf.to_container(compose(name), resolve=False) for name in names)
-    assert large["model"]["_name"] == "tupe_r_large" and base["model"]["_name"] == "tupe_r"
-    for config in (large, base):
-        del config["model"]["_name"], config["dataset"]["batch_size"], config["optimization"]["update_freq"]
-    assert large == base
-
-
 def test_electra_and_large_are_the_papers():
     large, electra_args = (parse(recipe(name=name)) for name in ("pretrain_large", "pretrain_electra"))
     assert {key: getattr(large, key) for key in PAPER} == PAPER and large.arch == "tupe_r_large"
@@ -159,8 +148,6 @@ def test_precision():
         assert not parse(recipe(overrides=[word])).fp16, word
     with pytest.raises(ValueError, match="--fp16 beside --autocast: give one"):
         recipe("--fp16", "--autocast=bf16")
-    with pytest.raises(ValueError, match="write_checkpoints_asynchronously: here a checkpoint is whole"):
-        recipe(overrides=["checkpoint.write_checkpoints_asynchronously=true"])
     on_cpu = parse(recipe(cuda=False))
     assert on_cpu.cpu and not on_cpu.fp16
 
@@ -177,8 +164,7 @@ def test_held_out_text_is_the_same_for_any_batch(processes, limit):
     assert int(parse(recipe(name="pretrain_small", processes=processes, overrides=override)).batch_size_valid) == 5
 
 
-@pytest.mark.parametrize("processes", [1, 2, 8, 16, 64, 256])
-@pytest.mark.parametrize("limit", [1, 4, 24, 32, 1000])
+@pytest.mark.parametrize("processes, limit", [(1, 1), (1, 24), (2, 32), (16, 4), (64, 1000), (256, 24)])
 def test_batch_is_kept_on_any_number_of_processes(processes, limit):
     size, steps = split_batch(256, processes, limit)
     assert size * steps * processes == 256 and size <= limit
@@ -199,9 +185,9 @@ def test_batch_split_reaches_fairseq():
             recipe(f"--batch-size={wrong}")
 
 
-@pytest.mark.parametrize("name", ["pretrain", "pretrain_small", "pretrain_large", "finetune"])
-@pytest.mark.parametrize("batch", [16, 64, 512])
-@pytest.mark.parametrize("processes", [1, 4])
+@pytest.mark.parametrize(
+    "name, batch, processes", [("pretrain", 512, 4), ("pretrain_small", 64, 1), ("finetune", 16, 4)]
+)
 def test_batch_size_is_what_an_update_trains_on(name, batch, processes):
     """Whatever the recipe's own batch, and in steps of at most its sequences."""
     args = parse(recipe(f"--batch-size={batch}", name=name, processes=processes))
@@ -215,7 +201,7 @@ HANDED = [
     ("pretrain", [], ["--optimizer=adamw_fused", "--criterion=masked_lm_chunked", "--lr=[1,2]", "--update-freq=2,1"]),
     ("pretrain", ["ema.store_ema=true"], ["--max-tokens=1000", "--adam-betas=(0.9,0.98)", "--compile"]),
     ("pretrain", ["dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
-    ("pretrain", ["common.memory_efficient_fp16=true", "dataset.data_buffer_size=3", "bpe._name=gpt2"], []),
+    ("pretrain", ["dataset.data_buffer_size=3", "bpe._name=gpt2"], []),
     *(("pretrain", [f"model={m}"], []) for m in SOME_MODELS),
 ]
 RECIPES = [(name, name.split()[1:], []) for name in PINNED]
@@ -260,28 +246,6 @@ def test_what_fairseq_does_not_have_is_one_line(word, said):
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_a_start_does_without_fairseqs_parser_and_hydra(monkeypatch, data, tmp_path):
-    """Nothing is spelled out for fairseq's parser or Hydra's."""
-    counts, started = Counter(), []
-
-    def count(owner, name):
-        original = getattr(owner, name)
-
-        def counted(*args, **kwargs):
-            counts[name] += 1
-            return original(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, counted)
-
-    count(ConfigLoaderImpl, "load_configuration")
-    count(fairseq.options, "parse_args_and_arch")
-    monkeypatch.setattr(worker, "train", lambda config, yes: started.append(config))
-    launch(read("pretrain", ["model.dropout=0.3", f"--save-dir={tmp_path}", "--lr=0.5"]), data, gpus=0)
-    assert not counts
-    ((config,),) = [started]
-    assert (config.model.dropout, config.optimization.lr, config.task.data) == (0.3, [0.5], str(data))
-
-
 def test_no_option_stands_twice():
     words = recipe("--arch", "tupe_a_mini", "--max-update=50", "--fp16", "--save-dir=x", "--lr", "1e-4", "--seed=3")
     names = [word.partition("=")[0] for word in words]
@@ -299,10 +263,6 @@ def test_hydra_takes_the_name_of_a_scheme(overrides):
 
 def test_a_number_of_steps_is_a_list_of_one():
     assert parse(recipe(overrides=["optimization.update_freq=2"])).batch_size == 32  # of 64
-
-
-def test_of_an_override_given_twice_the_last_counts():
-    assert parse(recipe(overrides=["common.seed=1", "common.seed=2", "common.seed=1"])).seed == 1
 
 
 def test_overrides_without_a_value_are_refused():
@@ -332,17 +292,8 @@ def test_unknown_names_are_refused(tmp_path, monkeypatch):
         fairseq_arguments("own", [], ["DATA"])
 
 
-# Every architecture in one size and every size in some architecture; all pairs are slow.
-SOME = set(zip(ARCHITECTURES, itertools.cycle(SIZES), strict=False))
-
-
-@pytest.mark.parametrize(
-    "arch, size",
-    [
-        pytest.param(*pair, marks=[] if pair in SOME else pytest.mark.slow)
-        for pair in itertools.product(ARCHITECTURES, SIZES)
-    ],
-)
+# Every architecture in one size and every size in some architecture.
+@pytest.mark.parametrize("arch, size", zip(ARCHITECTURES, itertools.cycle(SIZES), strict=False))
 def test_both_launchers_build_the_named_architecture(arch, size):
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
@@ -378,29 +329,16 @@ def test_both_launchers_replace_the_architectures_position(words, becomes):
         assert (config.model._name, config.model.position, str(config.model.cls)) == becomes
 
 
-@pytest.mark.parametrize("size", [pytest.param(s, marks=[] if s == "mini" else pytest.mark.slow) for s in SIZES])
-def test_gated_attention_units_are_two_for_each_layer_of_the_size(size):
-    """Through Hydra, `tupe pretrain` and fairseq-train alike."""
+@pytest.mark.parametrize("preset, normaliser", [("gau", "relu2"), ("gau_l2", "l2"), ("gau_softmax", "softmax")])
+def test_gated_attention_units_are_two_for_each_layer_of_the_size(preset, normaliser):
+    """Through Hydra and `tupe pretrain` alike."""
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-    name = with_size("gau", size)
-    layers = {"base": 24, "large": 48, "small": 16, "mini": 8, "tiny": 4}[size]
-    hydra = [hydra_config("pretrain", [f"model={p}", f"model._name={name}", "task.data=DATA"]) for p in GAU_PRESETS]
-    launched = [
-        fairseq_arguments("pretrain", [f"model={preset}"], ["DATA", f"--arch={name}"], cuda=False)
-        for preset in GAU_PRESETS
-    ]
-    plain = ["DATA", "--task=masked_lm", f"--arch={name}", "--batch-size=1"]
-    shell = [convert_namespace_to_omegaconf(parse(words)) for words in [*launched, plain]]
-    for config in [*hydra, *shell]:
-        model = config.model
-        assert (model.encoder_layers, str(model.block), model.position) == (layers, "gau", "rope")
-        assert (model.encoder_embed_dim, model._name) == (SIZES[size][1], name)
-    normalisers = [str(config.model.normaliser) for config in [*hydra, *shell]]
-    assert normalisers == [*GAU_PRESETS.values()] * 2 + ["relu2"]
-
-
-GAU_PRESETS = {"gau": "relu2", "gau_l2": "l2", "gau_softmax": "softmax"}
+    hydra = hydra_config("pretrain", [f"model={preset}", "model._name=gau_mini", "task.data=DATA"]).model
+    launched = convert_namespace_to_omegaconf(parse(recipe("--arch=gau_mini", overrides=[f"model={preset}"]))).model
+    for model in (hydra, launched):
+        assert (model.encoder_layers, str(model.block), model.position) == (8, "gau", "rope")
+        assert (model.encoder_embed_dim, str(model.normaliser)) == (SIZES["mini"][1], normaliser)
 
 
 def recipes():
@@ -449,8 +387,3 @@ def test_model_group_has_every_architecture():
         assert path.read_text().startswith("# @package model\n"), path
         known = {path.stem, "bert_a", "gau", "modernbert"}  # the last: of presets, with other options
         assert OmegaConf.load(path)._name in known
-
-
-def test_interpolations_are_followed_in_training_arguments(tmp_path):
-    words = pretrain_arguments(tmp_path, tmp_path / "run")
-    assert "--max-positions=24" in words and "--total-num-update=14" in words

@@ -1,7 +1,6 @@
 """`adamw_fused` against fairseq's `adam`: the same numbers, also when one continues a checkpoint of the other."""
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -9,12 +8,14 @@ from fairseq import optim
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
+from fairseq.optim.lr_scheduler.fixed_schedule import FixedLRScheduleConfig
+from fairseq.trainer import Trainer
 from helpers import build as build_model
 from helpers import load, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
 import tupe.plugin  # noqa: F401
-from tupe.plugin.optim import AdamW, FusedAdamW, FusedAdamWConfig, mark_undecayed
+from tupe.plugin.optim import AdamW, FusedAdamW
 from tupe.positions import parameter_groups
 
 SETTINGS = {"adam_betas": "(0.9, 0.98)", "adam_eps": 1e-6, "weight_decay": 0.01, "lr": [0.01], "tpu": False}
@@ -32,8 +33,7 @@ def gradients(step):
 
 
 def build(kind, params):
-    config = {FairseqAdam: FairseqAdamConfig, FusedAdamW: FusedAdamWConfig}[kind](**SETTINGS)
-    return kind(config, params)
+    return kind(FairseqAdamConfig(**SETTINGS), params)
 
 
 def advance(optimizer, params, steps):
@@ -117,8 +117,7 @@ def test_its_own_settings_win_over_the_checkpoint():
     advance(optimizer, params, range(2))
     state = optimizer.state_dict()
     assert state["param_groups"][0]["eps"] == 1e-6  # not that of a step
-    config = FusedAdamWConfig(**{**SETTINGS, "adam_eps": 1e-4})
-    other = FusedAdamW(config, params)
+    other = FusedAdamW(FairseqAdamConfig(**{**SETTINGS, "adam_eps": 1e-4}), params)
     other.load_state_dict(state, optimizer_overrides={"eps": 1e-4})
     assert other.param_groups[0]["eps"] == 1e-4
 
@@ -147,72 +146,6 @@ def test_amp_unscales_gradients_once(kind, overflow, max_norm):
     assert amp.scaler.get_scale() == 65536 / 2
 
 
-def test_a_scaler_that_sets_grad_scale_to_none():
-    """... once gradients are unscaled, as older ones of torch do, and deletes it after the step."""
-    ours, theirs = parameters(), parameters()
-    optimizers = build(FusedAdamW, ours), build(FairseqAdam, theirs)
-    for optimizer, params in zip(optimizers, (ours, theirs), strict=True):
-        for p, g in zip(params, gradients(0), strict=True):
-            p.grad = g.clone()
-        optimizer.clip_grad_norm(1e-6)
-        optimizer.optimizer.grad_scale = None
-        optimizer.step()
-        del optimizer.optimizer.grad_scale
-    assert_equal(ours, theirs)
-
-
-def test_overriding_weight_decay_spares_what_has_none():
-    params = parameters()
-    position_table = params[0]
-    position_table.optim_overrides = {"optimizer": {"weight_decay_scale": 0}}
-    config = OmegaConf.create({"_name": "adam", **SETTINGS})
-    optimizer = optim.build_optimizer(config, params)
-    optimizer.load_state_dict(optimizer.state_dict(), optimizer_overrides={"weight_decay": 0.1})
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
-
-
-def test_a_copy_goes_on_as_the_original():
-    """A deep one, and a pickle."""
-    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
-    one = AdamW([weights[0]], lr=0.1)
-    for _ in range(3):
-        weights[0].grad = torch.arange(3.0)
-        one.step()
-    for make in (copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))):
-        other = make(one)
-        (weight,) = other.param_groups[0]["params"]
-        expected = copy.deepcopy(one)
-        weight.grad = expected.param_groups[0]["params"][0].grad = torch.arange(3.0)
-        other.step()
-        expected.step()
-        assert other.updates == 4 and torch.equal(weight, expected.param_groups[0]["params"][0])
-
-
-def test_parameters_without_gradient_stay():
-    params, start = parameters(), parameters()
-    optimizer = build(FusedAdamW, params)
-    params[0].grad = gradients(0)[0]
-    optimizer.step()
-    assert torch.equal(params[1], start[1]) and not torch.equal(params[0], start[0])
-
-
-@pytest.mark.parametrize("option", ["use_old_adam", "fp16_adam_stats"])
-def test_refuses_options_without_meaning(option):
-    with pytest.raises(ValueError, match=option.replace("_", "-")):
-        FusedAdamW(FusedAdamWConfig(**SETTINGS, **{option: True}), parameters())
-
-
-def test_memory_efficient_fp16_is_refused():
-    """It steps half-precision weights: fairseq's `adam` keeps their moments in float32, PyTorch does not."""
-    for kind, dtype in ((FairseqAdam, torch.float32), (FusedAdamW, torch.float16)):
-        p = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
-        p.grad = torch.ones_like(p)
-        optimizer = build(kind, [p])
-        optimizer.step()
-        assert optimizer.optimizer.state[p]["exp_avg"].dtype == dtype
-        assert optimizer.supports_memory_efficient_fp16 == (dtype == torch.float32)
-
-
 def halves(name, flat, overflow=()):
     """A model's float32 copies after 6 updates in half precision, as on a GPU; some updates' gradients overflow."""
     config = OmegaConf.structured(FairseqConfig)
@@ -236,10 +169,9 @@ def halves(name, flat, overflow=()):
     return torch.cat([p.detach().float().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("overflow", [(), (2, 3)])
-def test_flat_half_precision(overflow, monkeypatch):
+def test_flat_half_precision(monkeypatch):
     """One vector of all parameters, which a GPU has and a CPU's fairseq never reaches."""
-    monkeypatch.setattr("tupe.plugin.optim.choose_precision", lambda config: None)
+    overflow = 2, 3
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     theirs, start = halves("adam", True, overflow), halves("adam", True, range(6))
     assert (theirs - start).abs().mean() > 1e-3
@@ -262,17 +194,14 @@ def skipped(optimizer, batches, limit=2**10):
     return found
 
 
-@pytest.mark.parametrize("efficient", [False, True])
-def test_the_scale_grows_at_the_same_updates_after_a_resume(efficient, monkeypatch):
-    monkeypatch.setattr("tupe.plugin.optim.choose_precision", lambda config: None)
-    kind = optim.MemoryEfficientFP16Optimizer if efficient else optim.FP16Optimizer
-
+def test_the_scale_grows_at_the_same_updates_after_a_resume():
     def new():
         config = OmegaConf.structured(FairseqConfig)
         config.optimizer = {"_name": "adam", **SETTINGS}
         config.common.fp16, config.common.fp16_no_flatten_grads, config.common.fp16_scale_window = True, True, 8
-        config.common.memory_efficient_fp16 = efficient
-        return kind.build_optimizer(config, [torch.nn.Parameter(p.detach().half()) for p in parameters()])
+        return optim.FP16Optimizer.build_optimizer(
+            config, [torch.nn.Parameter(p.detach().half()) for p in parameters()]
+        )
 
     first, resumed = new(), new()
     assert skipped(first, range(55))
@@ -301,93 +230,59 @@ LEARNED = "sinusoidal_learned+shaw_sinusoidal_learned"
 FREQUENCIES = {f"encoder.positions.{name}.log_omega" for name in LEARNED.split("+")}
 
 
-def trained(name, weight_decay, precision="float32"):
+def optimizer_of(model, name, weight_decay, half=False):
+    """What fairseq's trainer builds for a model."""
+    trainer = Trainer.__new__(Trainer)
+    trainer.cfg = config = OmegaConf.structured(FairseqConfig)
+    config.optimizer = {"_name": name, **SETTINGS, "weight_decay": weight_decay}
+    config.lr_scheduler, config.common.fp16 = FixedLRScheduleConfig(lr=[0.01]), half
+    config.lr_scheduler._name = "fixed"
+    trainer.cuda, trainer._optimizer = False, None
+    trainer._wrapped_model, trainer._wrapped_criterion = model, torch.nn.Module()
+    return trainer.optimizer
+
+
+def trained(name, weight_decay, half):
     """{name of a parameter: its change} after 5 updates with the same gradients, through fairseq's own way."""
     model = build_model("bert_a_tiny", position=LEARNED)
-    mark_undecayed(model)
     start = {key: p.detach().clone() for key, p in model.named_parameters()}
-    config = OmegaConf.structured(FairseqConfig)
-    config.optimizer = {"_name": name, **SETTINGS, "weight_decay": weight_decay}
-    config.common.fp16 = precision == "float16"
-    if precision == "float16":
-        model.half()
-        optimizer = optim.FP16Optimizer.build_optimizer(config, list(model.parameters()))
-    else:
-        optimizer = optim.build_optimizer(config.optimizer, list(model.parameters()))
+    optimizer = optimizer_of(model.half() if half else model, name, weight_decay, half)
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
         optimizer.set_lr(0.01)
         for p in model.parameters():
             p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-        if precision == "float16":
+        if half:
             optimizer._multiply_factor = 1.0  # of the loss scale
             optimizer._needs_sync = True
         optimizer.step()
     return {key: p.detach().float() - start[key] for key, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["adam", "adamw_fused"])
-def test_learned_frequencies_have_no_weight_decay(name, precision, monkeypatch):
-    monkeypatch.setattr("tupe.plugin.optim.choose_precision", lambda config: None)  # fp16, though there is no GPU
-    with_decay, without = trained(name, 0.5, precision), trained(name, 0.0, precision)
+def test_learned_frequencies_have_no_weight_decay(name, half):
+    with_decay, without = trained(name, 0.5, half), trained(name, 0.0, half)
     same = {key for key, change in with_decay.items() if torch.equal(change, without[key])}
     zeros = {key for key in same if key.endswith("bias")}  # start at 0: decay is too small to see in half precision
     assert FREQUENCIES <= same <= FREQUENCIES | zeros
-    if precision == "float32":
+    if not half:
         assert same == FREQUENCIES
         for key in FREQUENCIES:  # steps of the learning rate in log omega: every frequency moves by its own share
             assert 0 < without[key].abs().max() <= 5 * 0.01 * 1.5
 
 
 def test_groups_of_parameters():
-    """One function for every optimizer and every model, whoever has copied or loaded it since."""
+    """One function for every optimizer and every model."""
     model = build_model("bert_a_tiny", position="fire+kerple+alibi:layer:learned:True+urpe+rope:learned:True")
     ends = ("log_c", "log_threshold", "log_factor", "inner", "log_slopes", "urpe.table", "log_omega")
-    marked = {name for name, _ in model.named_parameters() if name.endswith(ends)}
-    assert len(marked) == 8  # log_slopes twice
-    other = copy.deepcopy(model)
-    for module in list(other.modules()):  # as loaders of weights do
-        for name, p in module.named_parameters(recurse=False):
-            setattr(module, name, torch.nn.Parameter(p.detach().clone()))
-    for copied in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model.encoder)), other):
-        names = {p: name for name, p in copied.named_parameters()}
-        groups = parameter_groups(copied, 0.1)
-        torch.optim.SGD(groups, lr=0.1)
-        assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-        assert {names[p].removeprefix("encoder.") for p in groups[1]["params"]} == {
-            name.removeprefix("encoder.") for name in marked
-        }
-        assert len(groups[0]["params"]) == len(names) - len(marked)
+    names = {p: name for name, p in model.named_parameters()}
+    groups = parameter_groups(model, 0.1)
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    undecayed = {names[p] for p in groups[1]["params"]}
+    assert undecayed == {name for name in names.values() if name.endswith(ends)} and len(undecayed) == 8
+    assert len(groups[0]["params"]) == len(names) - 8
     assert len(parameter_groups(build_model("bert_a_tiny", position="t5"), 0.1)) == 1
-
-
-@pytest.mark.parametrize("name", ["adam", "adamw_fused"])
-def test_a_state_from_before_a_parameter_was_marked(name):
-    """Its one group becomes two: every parameter keeps its own moments."""
-    config = OmegaConf.structured(FairseqConfig)
-    config.optimizer = {"_name": name, **SETTINGS}
-    model = build_model("bert_a_tiny", position="urpe+t5")
-
-    def advance_all(optimizer, steps):
-        for step in steps:
-            generator = torch.Generator().manual_seed(step)
-            for p in model.parameters():
-                p.grad = torch.randn(p.shape, generator=generator)
-            optimizer.step()
-
-    old = optim.build_optimizer(config.optimizer, list(model.parameters()))
-    advance_all(old, range(2))
-    state = copy.deepcopy(old.state_dict())
-    assert len(state["param_groups"]) == 1
-    mark_undecayed(model)
-    new = optim.build_optimizer(config.optimizer, list(model.parameters()))
-    new.load_state_dict(state)
-    assert [group["weight_decay"] for group in new.param_groups] == [0.01, 0.0]
-    for p in model.parameters():
-        for moment in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(new.optimizer.state[p][moment], old.optimizer.state[p][moment])
-    advance_all(new, range(2, 4))
 
 
 def test_training_with_learned_frequencies_resumes_exactly(tmp_path):

@@ -4,13 +4,11 @@ import ast
 import inspect
 import pkgutil
 from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import utils
-from fairseq.models.ema.ema import EMA
-from helpers import PLUGIN, build, ended, fork
+from helpers import PLUGIN, ended, fork
 
 from tupe.plugin import patches, worker  # noqa: F401  (the second: `tupe` is about to train)
 from tupe.plugin.patches import BY_TUPE, ON_IMPORT, PATCHES
@@ -101,19 +99,6 @@ def test_empty_batches_are_left_out_unless_there_is_no_other(samples, kept):
     assert seen == [kept]
 
 
-def test_the_mean_of_weights_along_training_copies_integers():
-    model = build("tupe_r_tiny")
-    config = SimpleNamespace(ema_decay=0.5, ema_start_update=0, ema_seed_model=None, ema_update_freq=1, ema_fp32=False)
-    ema = EMA(model, config)
-    with torch.no_grad():
-        model.encoder.tokens.weight += 1
-    ema.step(model, 1)
-    change = ema.get_model().encoder.tokens.weight - model.encoder.tokens.weight
-    torch.testing.assert_close(change, torch.full_like(change, -0.5))
-    integers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
-    assert integers and all(torch.equal(ema.get_model().state_dict()[key], model.state_dict()[key]) for key in integers)
-
-
 def test_gradients_of_a_cpu_are_clipped_beside_a_gpu(monkeypatch):
     """fairseq takes their norm to the GPU."""
     parameters = [torch.nn.Parameter(torch.randn(3)) for _ in range(2)]
@@ -126,18 +111,3 @@ def test_gradients_of_a_cpu_are_clipped_beside_a_gpu(monkeypatch):
     assert torch.cat([p.grad for p in parameters]).norm().item() == pytest.approx(1, abs=1e-4)
     with pytest.raises((RuntimeError, AssertionError), match="accelerator|CUDA|NVIDIA"):
         inspect.unwrap(utils.clip_grad_norm_)(parameters, 1.0)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU it is fairseq's own")
-def test_an_update_is_seeded_as_by_fairseq_and_notes_down_no_stack(monkeypatch):
-    (theirs,) = patches.SetTorchSeed.__bases__
-    before = torch.get_rng_state()
-    with theirs(7):
-        expected = torch.rand(3)
-    assert torch.equal(torch.get_rng_state(), before)
-    monkeypatch.setattr("traceback.format_stack", None)  # fails where it is called
-    with utils.set_torch_seed(7):
-        assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(torch.get_rng_state(), before)
-    with pytest.raises(TypeError, match="NoneType"):
-        theirs(7)

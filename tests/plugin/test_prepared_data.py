@@ -65,7 +65,8 @@ def describe(data):
     "file, change, said",
     [
         *((f"{split}.{suffix}", change, rf"{split}\.(bin|idx) |no split '{split}'")
-          for split in ("train", "valid") for suffix in ("bin", "idx") for change in (cut, grow, remove)),
+          for split, suffix, change in (("train", "bin", cut), ("train", "idx", grow), ("valid", "bin", remove),
+                                        ("valid", "idx", cut))),
         ("dict.txt", remove, "it has no dict.txt"), ("dict.txt", fewer, "dict.txt makes .* not the .* cut off?"),
         ("dict.txt", twice, "dict.txt is not a dictionary: it has the type .* twice"),
         ("dict.txt", not_utf8, "dict.txt is not a dictionary: byte 0 is not UTF-8"),

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from tupe.checkpoints.export import export
 from tupe.cli import main
-from tupe.corpus import tasks as glue_data
 from tupe.corpus.engine import prepare
 from tupe.data.splits import read_symbols
 from tupe.plugin.model import TupeModel
@@ -47,17 +46,6 @@ def test_every_reader_has_the_same_symbols(folder):
     text = TextEncoder(folder / "data")
     assert read_symbols(folder / "data") == text.symbols == model.dictionary.symbols
     assert "".join(text.decode(text.encode(SENTENCES[2])).split()) == "".join(SENTENCES[2].split())
-
-
-@pytest.mark.thorough
-def test_fine_tuning_data(folder, tmp_path):
-    from fairseq.data import data_utils
-
-    text = TextEncoder(folder / "data")
-    list(glue_data.prepare(helpers.official_folder(tmp_path / "glue"), folder / "data", tmp_path / "bin", ["RTE"]))
-    rows, _ = glue_data.read_split("RTE", "train", tmp_path / "glue" / "RTE" / "train.tsv")
-    data = data_utils.load_indexed_dataset(str(tmp_path / "bin" / "RTE" / "input1" / "train"))
-    assert [item.tolist() for item in data] == [[*text.encode(texts[1]), 2] for texts, _ in rows]
 
 
 def test_minimal_pairs_and_order(folder, tmp_path):

@@ -126,13 +126,22 @@ def test_a_signal_to_any_process_stops_all(data, tmp_path, target, number):
     assert 5 <= updates < 5000 and state_of(tmp_path) == "open"
 
 
-def train_two(data, folder, *more):
-    """Train in two copies of this process, as in the processes of torchrun -> their exit statuses."""
+def train_two(data, folder, *more, killed_at=None):
+    """Train in two copies of this process, as in the processes of torchrun -> their exit statuses. killed_at: number of
+    updates after which both are killed."""
     arguments = pretrain_arguments(data, folder, *QUIET, "--num-workers=0", *more, processes=2)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place["TORCHELASTIC_RUN_ID"] = "none"
 
     def run():
+        step = TupeMaskedLMTask.train_step
+
+        def killed(task, *args, update_num, **more):
+            if update_num == killed_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step(task, *args, update_num=update_num, **more)
+
+        TupeMaskedLMTask.train_step = killed
         worker.train(worker.parsed(arguments))
 
     processes = [fork(run, "tupe", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
@@ -143,7 +152,7 @@ def train_two(data, folder, *more):
 
 @pytest.mark.thorough
 def test_a_run_goes_on_with_other_processes_and_batches(data, tmp_path):
-    """The same losses, whatever divides an update: the blocks and masks are the same."""
+    """Killed: the same losses, whatever divides an update, because the blocks and masks are the same."""
     words = ["--dropout=0", "--attention-dropout=0", "--num-workers=0", "--total-num-update=14"]
 
     def go_on(updates, *more):
@@ -151,7 +160,8 @@ def test_a_run_goes_on_with_other_processes_and_batches(data, tmp_path):
 
     whole = train(pretrain_arguments(data, tmp_path / "whole", *words))
     found = go_on(5, "--batch-size=1", "--update-freq=4")
-    assert train_two(data, tmp_path / "parts", "--batch-size=2", "--max-update=7") == [0, 0]
+    longer = ["--batch-size=2", "--max-update=14", "--save-interval-updates=1"]
+    assert train_two(data, tmp_path / "parts", *longer, killed_at=7) == [-signal.SIGKILL, -signal.SIGKILL]
     found += whole[5:7] + go_on(14, "--batch-size=2", "--update-freq=2")
     assert len(found) == 14
     assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in whole], rel=1e-5)

@@ -32,10 +32,13 @@ MASKED_LM = {
     "include_target_tokens": bool, "include_index": bool, "skip_masking": bool, "d2v2_multi": bool,
 }  # fmt: skip
 OURS = {"stop_at_jump": float, "finetune_from_model": str}
-PRETRAINING = {**MASKED_LM, **OURS, "long_sentences": ("cut", "skip")}
+PRETRAINING = {
+    "data": str, "sample_break_mode": ("complete",), "tokens_per_sample": int, "mask_prob": float,
+    "leave_unmasked_prob": float, "random_token_prob": float, "seed": int, "long_sentences": ("cut", "skip"), **OURS,
+}  # fmt: skip
 PARTS = {  # what a checkpoint chooses by name, and fairseq then builds: ours, and those of fairseq's that recipes use
     "task": {
-        "masked_lm": MASKED_LM, "tupe_masked_lm": PRETRAINING, "continued_lm": PRETRAINING,
+        "masked_lm": MASKED_LM, "tupe_masked_lm": PRETRAINING,
         "glue": {
             **OURS, "seed": int, "data": str, "glue_task": str, "classification_head_name": str,
         },

@@ -64,15 +64,12 @@ class Generator(StackWithSettings):
         self.project.apply(init_bert)
         tie_position_vectors(self.positions, tied.positions)
 
-    def forward(
-        self, tokens: Tensor, tied: Encoder, masked_tokens: Masked | None = None, num_tokens: int | None = None
-    ) -> Tensor:
-        """LM logits [B, L, V], or [masked, V] at masked_tokens. tied: the discriminator's encoder. Other
-        arguments: see `TupeModel.forward`."""
+    def forward(self, tokens: Tensor, tied: Encoder, masked_tokens: Masked, num_tokens: int | None = None) -> Tensor:
+        """LM logits [masked, V] at masked_tokens. tied: the discriminator's encoder. Other arguments: see
+        `TupeModel.forward`."""
         packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
-        indices = None if masked_tokens is None else flat_indices(masked_tokens, tokens)
         x = self.project(tied.embed(tokens, packing, positions))
-        x, _ = self.transform(x, positions, packing, output_indices=indices)
+        x, _ = self.transform(x, positions, packing, output_indices=flat_indices(masked_tokens, tokens))
         return self.head(x, tied.tokens.weight)
 
 
@@ -136,23 +133,19 @@ class ElectraModel(TupeModel):
         classification_head_name: str | None = None, masked_tokens: Masked | None = None,
         original: Tensor | None = None, num_tokens: int | None = None, **options,
     ) -> tuple:  # fmt: skip
-        """src_tokens [B, L]. As TupeModel.forward, with the discriminator's features and the generator's LM logits.
+        """src_tokens [B, L]. For features and classes as TupeModel.forward, of the discriminator.
 
-        With original [B, L], the tokens before masking, the output is that of pre-training: LM logits [masked, V] at
-        masked_tokens, and logits [B, L] that a token was replaced. The second result then has the tokens [B, L] that
-        the discriminator read under "corrupted", and the correct answers [B, L] (bool) under "replaced".
+        In pre-training, original [B, L] are the tokens before masking, and the output is the generator's LM logits
+        [masked, V] at masked_tokens and logits [B, L] that a token was replaced. The second result has the tokens
+        [B, L] that the discriminator read under "corrupted", and the correct answers [B, L] (bool) under "replaced".
         """
         if features_only or classification_head_name is not None:
             options.update(classification_head_name=classification_head_name, num_tokens=num_tokens)
             return super().forward(src_tokens, src_lengths, features_only, **options)
-        if self.generator is None:
-            raise ValueError("an ELECTRA model has a language-model head in the task masked_lm only")
-        if original is None and self.training:
+        if original is None:
             raise ValueError("this criterion would train only the generator; ELECTRA needs --criterion electra")
         with self.precision():
             lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, num_tokens)
-            if original is None:
-                return lm_logits, {"inner_states": None}
             corrupted = self.corrupt(original, masked_tokens, lm_logits)
             features, _ = self.encoder(corrupted, num_tokens=num_tokens)
             logits = self.discriminator(features)
@@ -229,8 +222,8 @@ class ElectraCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict]) -> None:
-        """loss (as trained), lm_loss (bits per masked token), disc_loss (bits per token), the shares of replaced and of
-        original tokens that were recognised, and their mean, which is 0.5 for a model that always says "original"."""
+        """loss (as trained), lm_loss (bits per masked token), disc_loss (bits per token), the share of tokens that were
+        replaced, and the shares of replaced and of original tokens that were recognised."""
         total = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
         masked, tokens, replaced = total["sample_size"], total["num_tokens"], total["n_replaced"]
         if not nothing_masked(logging_outputs):
@@ -242,9 +235,6 @@ class ElectraCriterion(FairseqCriterion):
         metrics.log_scalar("recall_replaced", total["correct_replaced"] / max(replaced, 1), replaced, round=4)
         metrics.log_scalar(
             "recall_original", total["correct_original"] / max(tokens - replaced, 1), tokens - replaced, round=4
-        )
-        metrics.log_derived(
-            "balanced_accuracy", lambda meters: (meters["recall_replaced"].avg + meters["recall_original"].avg) / 2
         )
 
     @staticmethod

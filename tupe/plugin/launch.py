@@ -16,12 +16,11 @@ from fairseq.utils import import_user_module
 from omegaconf import DictConfig
 
 from ..common.options import split_files
-from ..common.prepared import check_name, tasks_in
 from ..common.recipes import ARCH, Settings
 from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..config import flag
 from ..data.glue import check_glue, glue_name
-from ..data.splits import check_split, folders_of, read_symbols, splits_of
+from ..data.splits import check_split, folders_of, prefixes_of, read_symbols
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
@@ -48,10 +47,6 @@ def launch(
     Raises ValueError for bad options, and SystemExit with the status of the first process that failed.
     """
     gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
-    if not dry_run:
-        for folder in folders_of(data):
-            check_name(folder)
-            read_symbols(folder)
     processes = max(gpus, 1) * nodes
     values = training_options(settings, data, processes, gpus > 0, dry_run, micro_batch_size)
     if nodes > 1:
@@ -92,17 +87,13 @@ def training_options(
             values.setdefault("distributed_training.distributed_backend", "gloo")
             values.setdefault("distributed_training.ddp_backend", "legacy_ddp")
     settings.choose_precision(cuda)
-    if tpu := [name for name in ("tpu", "bf16", "memory_efficient_bf16") if values.get(f"common.{name}")]:
-        raise ValueError(f"common.{tpu[0]} is for TPUs in fairseq; valid here: --autocast bf16")
-    if values.get("common.memory_efficient_fp16"):
-        values["common.fp16"] = True
-    if values.get("checkpoint.write_checkpoints_asynchronously"):
-        raise ValueError("write_checkpoints_asynchronously: here a checkpoint is whole before training goes on")
+    if values.get("common.bf16"):
+        raise ValueError("common.bf16 is for TPUs in fairseq; valid here: --autocast bf16")
     if not dry_run:
         check_restore(values.get("checkpoint.restore_file", ""))
     configuration(values)
-    if (folder := folders_of(data)[0]).joinpath("dict.txt").is_file():
-        check_splits(settings, folder)
+    if folders_of(data)[0].joinpath("dict.txt").is_file():
+        check_splits(settings, data)
     check_model(values)
     return values
 
@@ -140,20 +131,14 @@ def check_model(values: Mapping[str, Any]) -> None:
         logger.debug(error)
 
 
-def check_splits(settings: Settings, folder: Path) -> None:
-    """Raise ValueError if a split that a run reads is not in a folder of data, or not whole."""
+def check_splits(settings: Settings, data: Path | str) -> None:
+    """Raise ValueError if a split that a run reads is not in the data, or not whole."""
     names = [settings["train_subset"]]
     names += [] if settings["disable_validation"] else settings["valid_subset"].split(",")
-    is_glue, data = settings["task"] == "glue", settings.values["task.data"]
-    root = Path(folder, glue_name(settings["glue_task"], folder), "input0") if is_glue else Path(folder)
-    if is_glue and not root.is_dir():
-        raise ValueError(f"{folder} has no {root.parent.name}; prepared there: {', '.join(tasks_in(folder)) or 'none'}")
-    known = sorted(path.stem for path in root.glob("*.idx"))
+    folder = folders_of(data)[0]
     for name in names:
-        if name not in known and not (root / name).is_file():  # of fairseq's --dataset-impl raw
-            raise ValueError(f"{folder} has no split {name!r}; valid: {', '.join(known) or 'none is prepared there'}")
-        if is_glue:
-            check_glue(root.parent, name, labelled=True)
+        if settings["task"] == "glue":
+            check_glue(folder / glue_name(settings["glue_task"], folder), name, labelled=True)
         else:
-            for prefix in (prefix for path in folders_of(data) for prefix in splits_of(f"{path}/{name}")):
+            for prefix in prefixes_of(data, name):
                 check_split(prefix, len(read_symbols(folder)))

@@ -11,12 +11,9 @@ from fairseq.criterions import FairseqCriterion
 from fairseq.data import LRUCacheDataset
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 from fairseq.dataclass import ChoiceEnum
-from fairseq.logging import metrics
-from fairseq.logging.meters import MetersDict
-from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
-from fairseq.tasks.masked_lm import SAMPLE_BREAK_MODE_CHOICES, MaskedLMConfig, MaskedLMTask
-from omegaconf import DictConfig
+from fairseq.tasks.masked_lm import MaskedLMTask
+from omegaconf import II, MISSING, DictConfig
 
 from ..data.batches import Epoch, held_out
 from ..data.blocks import PAD, Blocks
@@ -29,22 +26,25 @@ from .run import RecordedTask, RecordedTaskConfig
 logger = logging.getLogger(__name__)
 
 MOST_LEFT_OUT = 0.05  # of the tokens of the training text, in sentences that are too long
-FIXED = {  # of fairseq's options: what blocks and masks are here
-    "sample_break_mode": "complete", "shorten_method": "none", "mask_whole_words": False, "mask_multiple_length": 1,
-    "mask_stdev": 0.0, "freq_weighted_replacement": False, "include_target_tokens": False, "skip_masking": False,
-    "d2v2_multi": False,
-}  # fmt: skip
 
 
 @dataclass
-class TupeMaskedLMConfig(RecordedTaskConfig, MaskedLMConfig):
-    sample_break_mode: SAMPLE_BREAK_MODE_CHOICES = field(
+class TupeMaskedLMConfig(RecordedTaskConfig):
+    """Those options of fairseq's `masked_lm` that the blocks and masks of `tupe.data` have. Defaults are fairseq's."""
+
+    data: str = field(default=MISSING, metadata={"help": "folder of prepared data, or several joined by ':'"})
+    sample_break_mode: ChoiceEnum(["complete"]) = field(
         default="complete", metadata={"help": "blocks end at sentences: RoBERTa's FULL-SENTENCES"}
     )
+    tokens_per_sample: int = field(default=1024, metadata={"help": "most tokens of a block"})
+    mask_prob: float = field(default=0.15, metadata={"help": "share of the tokens that is predicted"})
+    leave_unmasked_prob: float = field(default=0.1, metadata={"help": "share of these that stay"})
+    random_token_prob: float = field(default=0.1, metadata={"help": "share of these that become another token"})
     long_sentences: ChoiceEnum(["cut", "skip"]) = field(
         default="cut",
         metadata={"help": "those that do not fit into a block are cut between words, or left out as by fairseq"},
     )
+    seed: int = II("common.seed")
 
 
 @register_task("tupe_masked_lm", dataclass=TupeMaskedLMConfig)
@@ -58,8 +58,6 @@ class TupeMaskedLMTask(OrderedTask, RecordedTask, MaskedLMTask):
     With `finetune_from_model`, training starts from that checkpoint and keeps its structure: a model that contradicts
     it is an error, and its longest length stays, however short the sequences are.
     """
-
-    fixed = FIXED
 
     def __init__(self, cfg: DictConfig, *args, **kwargs):
         super().__init__(cfg, *args, **kwargs)
@@ -76,36 +74,13 @@ class TupeMaskedLMTask(OrderedTask, RecordedTask, MaskedLMTask):
     def data_files(self, split: str) -> list[Path]:
         return files_of(prefixes_of(self.cfg.data, split))
 
-    def check_options(self) -> None:
-        """Raise ValueError for options of fairseq's that make no difference here."""
-        for name, valid in self.fixed.items():
-            value = getattr(self.cfg, name)
-            if str(value) != str(valid):
-                raise ValueError(f"{name}={value}: valid here: {valid}; others with fairseq's own --task masked_lm")
-
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
-        self.check_options()
         criterion = super().build_criterion(cfg, **kwargs)
         if self.run is not None:
             self.run.record.left_out = self.left_out
         return criterion
 
-    def train_step(self, *args, **kwargs) -> tuple:
-        loss, sample_size, log = super().train_step(*args, **kwargs)
-        return loss, sample_size, {**log, "nothing_masked": (sample_size == 0) * 1}  # it adds nothing to the update
-
-    def reduce_metrics(self, logging_outputs: list[dict], criterion: FairseqCriterion) -> None:
-        super().reduce_metrics(logging_outputs, criterion)
-        if count := sum(log.get("nothing_masked", 0) for log in logging_outputs):
-            metrics.log_scalar_sum("nothing_masked", int(count))  # number of batches
-
-    def post_validate(self, model: BaseFairseqModel, stats: dict, agg: MetersDict) -> None:
-        if agg["loss"].avg is None:
-            raise ValueError("no validated token was masked: raise max_valid_steps, or hold out more text")
-        super().post_validate(model, stats, agg)
-
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        self.check_options()
         cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split.startswith("train")
         blocks = Blocks(prefixes_of(cfg.data, split), cfg.tokens_per_sample, symbols, str(cfg.long_sentences) == "cut")
         self.note_left_out(split, blocks.left_out)
@@ -140,10 +115,6 @@ def collate(samples: list) -> dict:
         "nsentences": len(items),
         "ntokens": sum(lengths),
     }
-
-
-# The name of this task in checkpoints of its first version.
-register_task("continued_lm", dataclass=TupeMaskedLMConfig)(type("ContinuedLMTask", (TupeMaskedLMTask,), {}))
 
 
 def forget_masks(dataset: LRUCacheDataset, epoch: int, original: Callable) -> None:

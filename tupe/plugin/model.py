@@ -85,9 +85,7 @@ TUNABLE = frozenset(option.name for option in fields(TupeConfig) if option.metad
 
 @functools.cache  # once per process
 def warn_of_slow_bf16(device: str) -> None:
-    """Warn if a CPU multiplies more slowly in bfloat16 than in float32, or a card only emulates it."""
-    if device == "cuda" and torch.version.cuda and torch.cuda.get_device_capability() < (8, 0):
-        logger.warning("--autocast bf16: this card emulates bfloat16, slowly; --fp16 is faster")
+    """Warn if a CPU multiplies more slowly in bfloat16 than in float32."""
     if device == "cpu" and (speed := bf16_speed()) < 0.8:
         times = f"{1 / speed:.1f} times as long as in float32"
         logger.warning(f"--autocast bf16: on this CPU products take {times}; --autocast none is faster")
@@ -205,41 +203,20 @@ class TupeModel(BaseFairseqModel):
         warn_of_slow_bf16(weight.device.type)
         return torch.autocast(weight.device.type, torch.bfloat16)
 
-    def get_normalized_probs(self, net_output: tuple, log_probs: bool, sample: dict | None = None) -> Tensor:
-        logits = net_output[0].float()
-        return torch.log_softmax(logits, dim=-1) if log_probs else torch.softmax(logits, dim=-1)
-
     def max_positions(self) -> int:
         return self.cfg.max_positions
 
     def register_classification_head(
         self, name: str, num_classes: int | None = None, inner_dim: int | None = None, **unused
     ) -> None:
-        """Create head `name`; an existing one is replaced, with a warning if its size changes."""
-        inner_dim = inner_dim or self.cfg.encoder_embed_dim
-        if name in self.classification_heads:
-            old = self.classification_heads[name]
-            if (old.out_proj.out_features, old.dense.out_features) != (num_classes, inner_dim):
-                logger.warning(f"replacing head {name!r} by one with {num_classes} classes and inner width {inner_dim}")
-        self.classification_heads[name] = ClassificationHead(
-            self.cfg.encoder_embed_dim, inner_dim, num_classes, self.cfg.pooler_dropout
-        )
+        """Create head `name`, or replace it."""
+        width, inner_dim = self.cfg.encoder_embed_dim, inner_dim or self.cfg.encoder_embed_dim
+        self.classification_heads[name] = ClassificationHead(width, inner_dim, num_classes, self.cfg.pooler_dropout)
 
     def upgrade_state_dict_named(self, state_dict: dict, name: str) -> None:
-        """Reconcile a checkpoint with this model before strict loading: vocabulary checked, heads kept, dropped or
-        created."""
+        """Reconcile a checkpoint's heads with those of this model before strict loading."""
         super().upgrade_state_dict_named(state_dict, name)
-        prefix = f"{name}." if name else ""
-        self._check_vocabulary(state_dict, prefix)
-        self._reconcile_heads(state_dict, prefix + "classification_heads.")
-
-    def _check_vocabulary(self, state_dict, prefix):
-        rows = state_dict.get(prefix + "encoder.tokens.weight")
-        if rows is not None and len(rows) != len(self.dictionary):
-            raise ValueError(
-                f"the dictionary has {len(self.dictionary)} types, the checkpoint was trained with {len(rows)}; "
-                "prepare the data with the dict.txt of the checkpoint's own pre-training data"
-            )
+        self._reconcile_heads(state_dict, (f"{name}." if name else "") + "classification_heads.")
 
     def _reconcile_heads(self, state_dict, prefix):
         saved = {key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix)}
@@ -257,14 +234,14 @@ class TupeModel(BaseFairseqModel):
         for key, value in self.classification_heads.state_dict().items():
             state_dict.setdefault(prefix + key, value)  # heads that are new here keep their fresh weights
 
-    # The state dict has a fingerprint of the dictionary, to refuse a dictionary of the right size with other types.
+    # The state dict has a fingerprint of the dictionary, to refuse another one, also of the right size.
     def get_extra_state(self) -> Tensor:
         return fingerprint(self.dictionary.symbols)
 
     def set_extra_state(self, state: Tensor) -> None:
         if not torch.equal(state.cpu(), self.get_extra_state()):
             raise ValueError(
-                "the dictionary has as many types as the checkpoint's, but other ones; "
+                "the dictionary is not the checkpoint's: "
                 "prepare the data with the dict.txt of the checkpoint's own pre-training data"
             )
 

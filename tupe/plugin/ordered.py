@@ -32,9 +32,14 @@ class Items(FairseqDataset):
     def collater(self, samples: list) -> dict:
         return self.collate(samples) if samples else {}  # a process that has no batch left in an epoch
 
-    @property
-    def sizes(self) -> Sequence:
-        return self.items.sizes
+    def batch_size(self, max_sentences: int | None, max_tokens: int | None) -> int:
+        """Sequences in a batch: `max_sentences`, and at most as many as fit into `max_tokens` if all are of the
+        greatest length. Raises ValueError if that is none."""
+        if max_tokens and max_tokens < self.longest:
+            raise ValueError(
+                f"max_tokens={max_tokens}: a sequence has up to {self.longest} tokens; valid: at least as many"
+            )
+        return min(max_sentences or len(self), max_tokens // self.longest if max_tokens else len(self))
 
 
 class Share(Sequence):
@@ -110,25 +115,12 @@ class OrderedTask:
         return False
 
     def get_batch_iterator(
-        self, dataset: FairseqDataset, max_tokens: int | None = None, max_sentences: int | None = None,
+        self, dataset: Items, max_tokens: int | None = None, max_sentences: int | None = None,
         num_shards: int = 1, shard_id: int = 0, num_workers: int = 0, epoch: int = 1, data_buffer_size: int = 0,
         disable_iterator_cache: bool = False, skip_remainder_batch: bool = False, **options,
     ) -> EpochBatchIterator:  # fmt: skip
-        """A batch has `max_sentences`, and at most as many as fit into `max_tokens` if all are of the greatest length.
-
-        Raises ValueError if that is none. What else fairseq's own would take decides how batches are cut and shuffled.
-        """
-        if not isinstance(dataset, Items):
-            return super().get_batch_iterator(
-                dataset, max_tokens, max_sentences, num_shards=num_shards, shard_id=shard_id, num_workers=num_workers,
-                epoch=epoch, data_buffer_size=data_buffer_size, disable_iterator_cache=disable_iterator_cache,
-                skip_remainder_batch=skip_remainder_batch, **options,
-            )  # fmt: skip
-        if max_tokens and max_tokens < dataset.longest:
-            raise ValueError(
-                f"max_tokens={max_tokens}: a sequence has up to {dataset.longest} tokens; valid: at least as many"
-            )
-        size = min(max_sentences or len(dataset), max_tokens // dataset.longest if max_tokens else len(dataset))
+        """What else fairseq's own would take decides how batches are cut and shuffled."""
+        size = dataset.batch_size(max_sentences, max_tokens)
         known = self.dataset_to_epoch_iter
         if dataset not in known or disable_iterator_cache:
             iterator = OrderedIterator(

@@ -12,14 +12,11 @@ from functools import wraps
 from typing import Any
 
 import torch
-from fairseq import utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import BaseFairseqModel
-from fairseq.models.ema.ema import EMA
 from fairseq.trainer import Trainer
 
 from ..common.tables import TextTable
-from . import criterion, masked_lm, optim, saving, scale, steps
+from . import criterion, masked_lm, optim, saving, steps
 
 ON_IMPORT, BY_TUPE = "always", "`tupe` only"
 UNFIXED = "not fixed in fairseq 0.12.3.1"  # the newest there is
@@ -56,18 +53,6 @@ def _around(original, replacement):
     return replaced
 
 
-class SetTorchSeed(utils.set_torch_seed):
-    """As fairseq's, by which the trainer seeds every update. Without a GPU `torch.manual_seed` notes down the call
-    stack for each kind of accelerator, in case one is used later: 1.2 of the 18 ms of a tiny model's update."""
-
-    def __init__(self, seed: int):
-        if torch.cuda.is_available() or utils.xm is not None:
-            super().__init__(seed)
-        else:
-            self.rng_state = utils.get_rng_state()
-            torch.default_generator.manual_seed(seed)
-
-
 def without_empty_batches(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
     """fairseq fills up a process that has fewer batches than others at the end of an epoch with empty ones: where one
     comes last, it counts the process's whole update as nothing, but for its gradients. The list stays the same one,
@@ -84,14 +69,7 @@ def all_gather_list(data: Any, group: Any = None, *args, original: Callable, **k
     return gathered
 
 
-def init_ema(ema: EMA, model: BaseFairseqModel, *args, original: Callable, **kwargs) -> None:
-    original(ema, model, *args, **kwargs)
-    ema.skip_keys |= {key for key, value in model.state_dict().items() if not value.is_floating_point()}
-
-
 PATCHES = [
-    Patch("fairseq.utils.set_torch_seed", SetTorchSeed,
-          "without a GPU, torch records a call stack at every update", "not fixed in torch 2.13"),
     Patch("fairseq.trainer.Trainer.train_step", without_empty_batches,
           "an empty batch at the end of an epoch discards the update of its process", UNFIXED),
     Patch("fairseq.trainer.Trainer.train_step", steps.train_step,
@@ -120,26 +98,17 @@ PATCHES = [
           "a checkpoint is copied into the file that is to be resumed from", UNFIXED),
     Patch("fairseq.trainer.PathManager", saving.Paths,
           "a run starts from a checkpoint that is a folder of transformers", OURS),
-    Patch("fairseq.models.ema.ema.EMA.__init__", init_ema,
-          "integers in a model's state have no mean: they are copied", UNFIXED),
     Patch("fairseq.criterions.masked_lm.MaskedLmLoss.reduce_metrics", criterion.reduce_metrics,
           "a batch in which nothing is masked has the loss 0 / 0", UNFIXED),
     Patch("fairseq.utils.clip_grad_norm_", optim.clip_grad_norm,
           "training on the CPU of a machine with a GPU fails at its first update", UNFIXED),
     Patch("fairseq.optim.AMPOptimizer.step", optim.amp_step,
           "with `--amp`, clipped gradients are divided by the scale twice", UNFIXED),
-    Patch("fairseq.trainer.Trainer._build_optimizer", optim.build_optimizer_of_trainer,
-          "it has the names of parameters, optimizers have not", OURS),
-    Patch("fairseq.optim.build_optimizer", optim.build_optimizer,
-          "parameters that an encoding marks have no weight decay", OURS),
-    Patch("fairseq.optim.FP16Optimizer.build_optimizer", optim.build_fp16_optimizer,
-          "one vector of all parameters has one weight decay; and without a GPU, `--fp16` is refused", OURS),
-    Patch("fairseq.optim.FairseqOptimizer.load_state_dict", optim.load_state_dict,
-          "a checkpoint gives marked parameters the weight decay of all", OURS),
+    Patch("fairseq.trainer.Trainer._build_optimizer", optim.build_optimizer,
+          "parameters that an encoding names have no weight decay", OURS),
     *(Patch(f"fairseq.optim.{kind}.{function.__name__}", function,
             "the counters of the loss's scale are lost: after a resume, other updates overflow", UNFIXED)
-      for kind in ("FP16Optimizer", "MemoryEfficientFP16Optimizer", "AMPOptimizer")
-      for function in (scale.state_dict, scale.load_state_dict)),
+      for kind in ("FP16Optimizer", "AMPOptimizer") for function in (optim.state_dict, optim.load_state_dict)),
 ]  # fmt: skip
 
 

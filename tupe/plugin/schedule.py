@@ -34,16 +34,12 @@ class PolynomialDecayRatio(PolynomialDecayLRSchedule):
 
     fairseq's own schedule needs numbers of updates, which differ between data sets.
 
-    Raises ValueError for a ratio outside [0, 1), for warmup_updates, and without a number of updates.
+    Raises ValueError without a number of updates.
     """
 
     def __init__(self, cfg: "PolynomialDecayRatioConfig", optimizer: FairseqOptimizer):
         if not cfg.total_num_update > 0:
             raise ValueError(f"{SCHEDULE} needs total_num_update, or max_epoch and a task of this plugin")
-        if not 0 <= cfg.warmup_ratio < 1:
-            raise ValueError(f"warmup_ratio must be in [0, 1), got {cfg.warmup_ratio}")
-        if cfg.warmup_updates:
-            raise ValueError(f"{SCHEDULE} takes warmup_ratio, not warmup_updates")
         cfg.warmup_updates = round(cfg.warmup_ratio * cfg.total_num_update)
         super().__init__(cfg, optimizer)
 
@@ -69,12 +65,9 @@ class ConstantCooldown(FairseqLRScheduler):
     def __init__(self, cfg: "ConstantCooldownConfig", optimizer: FairseqOptimizer):
         super().__init__(cfg, optimizer)
         warmup, cooldown, total = cfg.warmup_updates, cfg.cooldown_updates, cfg.total_num_update
-        if min(warmup, cooldown) < 0 or warmup + cooldown > total:
+        if warmup + cooldown > total:
             raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
         self.step_update(0)
-
-    def step_begin_epoch(self, epoch: int) -> float:
-        return self.optimizer.get_lr()
 
     def step_update(self, num_updates: int) -> float:
         """Set and return the rate of the update after `num_updates` updates (of the first one: as of the second)."""
@@ -86,22 +79,14 @@ class ConstantCooldown(FairseqLRScheduler):
 
 def count_updates(task: FairseqTask, config: DictConfig) -> int:
     """Updates in `max_epoch` epochs, counted from the batches that fairseq will make, or `max_update` if that is less.
-    config: the whole one."""
-    data, freq, updates = config.dataset, config.optimization.update_freq, 0
-    for epoch in range(config.optimization.max_epoch):
-        if epoch == 0 or task.has_sharded_data(data.train_subset):  # as the trainer: a shard per epoch
-            task.load_dataset(data.train_subset, epoch=epoch + 1, combine=True)
-            batches = task.get_batch_iterator(
-                task.dataset(data.train_subset),
-                max_tokens=data.max_tokens,
-                max_sentences=data.batch_size,
-                max_positions=task.max_positions(),
-                ignore_invalid_inputs=True,
-                required_batch_size_multiple=data.required_batch_size_multiple,
-                seed=config.common.seed,
-                num_shards=config.distributed_training.distributed_world_size,
-                disable_iterator_cache=True,
-            )
-        updates += math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)])
-    most = config.optimization.max_update
+    task: one with the order of `ordered`; config: the whole one."""
+    data, most = config.dataset, config.optimization.max_update
+    task.load_dataset(data.train_subset, combine=True)
+    batches = task.get_batch_iterator(
+        task.dataset(data.train_subset), data.max_tokens, data.batch_size,
+        num_shards=config.distributed_training.distributed_world_size, disable_iterator_cache=True,
+    )  # fmt: skip
+    freq = config.optimization.update_freq  # of each epoch; the last one is that of all that follow
+    epochs = range(config.optimization.max_epoch)
+    updates = sum(math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)]) for epoch in epochs)
     return min(updates, most) if most > 0 else updates

@@ -79,11 +79,9 @@ def configuration(values: Mapping[str, Any]) -> DictConfig:
 # ------------------------------------------------------------------------------------------------ what a record keeps
 
 NAMED = ("task", "model", "criterion", "optimizer", "lr_scheduler")
-SECTIONS = ("common", "dataset", "optimization", "checkpoint", "bmuf", "ema", *NAMED)
+SECTIONS = ("common", "dataset", "optimization", "checkpoint", *NAMED)
 LEFT_OUT = {place for place, option in PLACES.items() if option.record == APART} | {"common.user_dir", "task.data"}
 LEFT_OUT -= {"task.glue_task"}  # which records of this engine have named from the first on
-# Of the section on how processes work together, in which all else leaves the numbers as they are.
-DISTRIBUTED = ("ddp_comm_hook", "slowmo_momentum", "slowmo_base_algorithm", "localsgd_frequency")
 RESTORE = "checkpoint.restore_file"
 
 
@@ -95,19 +93,14 @@ def settings(config: DictConfig) -> dict[str, tuple]:
     run's own folder is no other place to start from than the default, and the structure of a model that starts from a
     checkpoint is that checkpoint's.
     """
-    found, kinds = {}, dataclasses_of({f"{name}._name": _values(config[name]).get("_name") for name in PARTS})
+    found, kinds = {}, dataclasses_of({f"{name}._name": config[name]._name for name in NAMED})
     for section in SECTIONS:
-        defaults = _defaults(section, kinds[section])
-        for key, value in _values(config[section]).items():
-            default = defaults.get(key)
-            if f"{section}.{key}" not in LEFT_OUT and (key in defaults or kinds[section] is None):
+        for key, default in _defaults(section, kinds[section]).items():
+            if f"{section}.{key}" not in LEFT_OUT:
                 if str(default).startswith("${"):  # the value of another setting
                     default = OmegaConf.select(config, default[2:-1])
-                found[f"{section}.{key}"] = plain(value), plain(default)
+                found[f"{section}.{key}"] = plain(getattr(config[section], key)), plain(default)
     processes = distributed_utils.get_global_world_size()
-    defaults = vars(kinds["distributed_training"]())
-    for key in DISTRIBUTED:
-        found[f"distributed_training.{key}"] = plain(config.distributed_training[key]), plain(defaults[key])
     found["distributed_training.distributed_world_size"] = processes, 1
 
     freq = found["optimization.update_freq"][0]
@@ -127,21 +120,15 @@ def settings(config: DictConfig) -> dict[str, tuple]:
     return found
 
 
-def _values(section):
-    """{key: value} of a section; of a part that is not chosen, nothing."""
-    return {} if section is None else dict(section.items() if OmegaConf.is_config(section) else vars(section))
-
-
 def _defaults(section, kind):
-    """{key: default} of a section; of a part without a dataclass, none is known."""
+    """{key: default} of a section; of a part without a dataclass, its name alone is known."""
+    defaults = {"_name": None} if section in NAMED else {}
     if kind is None:
-        return {}
-    defaults = kind()
-    if section == "model" and hasattr(defaults, "position"):
-        spell_names(defaults)
-    return {key: value for key, value in vars(defaults).items() if key[0] != "_"} | (
-        {"_name": None} if section in NAMED else {}
-    )
+        return defaults
+    own = kind()
+    if hasattr(own, "position"):
+        spell_names(own)
+    return {key: value for key, value in vars(own).items() if key[0] != "_"} | defaults
 
 
 def plain(value: Any) -> Any:
