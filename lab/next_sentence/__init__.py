@@ -17,7 +17,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.logging import metrics
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import DictConfig
 
 import tupe.plugin  # noqa: F401  (architectures, optimizers, schedules)
