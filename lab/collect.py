@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tupe.checkpoints.gate import read_checkpoint
-from tupe.common import record
+from tupe.run import record
 
 from .plan import BITS, PRECISIONS, Trial, records
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from tupe.checkpoints.gate import read_checkpoint
-from tupe.common import record
 from tupe.data.splits import Split
 from tupe.evaluate.loading import load_model
+from tupe.run import record
 from tupe.sweep import runner
 
 from . import collect

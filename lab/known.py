@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tupe.common import record
+from tupe.run import record
 
 from . import collect
 from .estimates import Seeds, first_below

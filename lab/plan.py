@@ -12,9 +12,9 @@ from pathlib import Path
 
 import yaml
 
-from tupe.common import record
 from tupe.common.architectures import with_size
 from tupe.common.options import did_you_mean
+from tupe.run import record
 from tupe.sweep import runner
 
 HERE = Path(__file__).parent

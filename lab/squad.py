@@ -28,8 +28,9 @@ from transformers import (
 
 import tupe.hf  # noqa: F401  (the Auto classes know our models)
 from tupe.checkpoints.trained import read_model
-from tupe.common import options, record
+from tupe.common import options
 from tupe.common.architectures import plain_options
+from tupe.run import record
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT
 QUESTION_TOKENS = 64  # of a question that are kept

@@ -15,12 +15,13 @@ from typing import Any
 import click
 import numpy as np
 
-from tupe.common import options, record
+from tupe.common import options
 from tupe.common.options import ListOf
 from tupe.data.splits import Split
 from tupe.evaluate.loading import HeldOut
 from tupe.evaluate.order import evaluate
 from tupe.positions import load_scheme_file
+from tupe.run import record
 from tupe.sweep import runner
 from tupe.text import TextEncoder
 

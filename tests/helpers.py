@@ -223,9 +223,9 @@ def train(arguments, on_step=lambda samples: None):
     from fairseq.trainer import Trainer
     from fairseq_cli import train as cli
 
-    from tupe.common.stop import stoppable
-    from tupe.plugin.run import recorded
+    from tupe.plugin.recorded import recorded
     from tupe.plugin.settings import PARTS, configuration, dataclasses_of
+    from tupe.run.stop import stoppable
 
     losses, reduce, step = [], Trainer._reduce_and_log_stats, Trainer.train_step
 
@@ -298,7 +298,7 @@ def train_recipe(config, *overrides):
     from fairseq_cli.train import main
     from omegaconf import OmegaConf
 
-    from tupe.plugin.run import recorded
+    from tupe.plugin.recorded import recorded
 
     # no workers: here they would end 5 s late each, when Python collects their loaders
     values = ["common.fp16=false", "common.cpu=true", "dataset.num_workers=0"]
@@ -579,8 +579,8 @@ def write_run(
 
     more: other fields of the record. An unfinished run has no scores of its last epoch. Returns the record.
     """
-    from tupe.common.record import Record
     from tupe.data.glue import TASKS
+    from tupe.run.record import Record
 
     splits = [split for split, _ in TASKS[task].files if split.startswith("valid")]
     scores = [

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tupe.common import record
+from tupe.run import record
 
 words = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[2:])
 folder = Path(words["output"])

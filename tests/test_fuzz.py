@@ -19,8 +19,6 @@ from hypothesis import strategies as st
 
 from tupe import positions
 from tupe.checkpoints.gate import read_checkpoint
-from tupe.common import folder as files
-from tupe.common import record
 from tupe.corpus.readers import Input, paragraphs, read
 from tupe.corpus.records import Reading
 from tupe.corpus.stats import Stats
@@ -28,6 +26,8 @@ from tupe.corpus.tasks import read_split
 from tupe.evaluate.minimal_pairs import read_paradigms
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import canonical
+from tupe.run import folder as files
+from tupe.run import record
 
 QUICK, SLOW = 40, 10_000  # inputs per reader
 SECONDS = 60  # for an input, before it counts as a hang

@@ -22,8 +22,8 @@ from helpers import descendants, file_system, fork, has_ended, load, print_into,
 from tqdm import tqdm
 
 from tupe.cli import main
-from tupe.common.folder import damage_in
-from tupe.common.record import read, state_of
+from tupe.run.folder import damage_in
+from tupe.run.record import read, state_of
 from tupe.sweep import runner
 
 MODES = ("all", "one worker", "the parent alone", "full disk")

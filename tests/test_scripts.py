@@ -23,9 +23,9 @@ from safetensors.torch import load_file
 
 from lab import quickstart
 from tupe.cli import main as tupe
-from tupe.common.record import STOPPED, Record, read, state_of
+from tupe.run.record import STOPPED, Record, read, state_of
 from tupe.sweep.scores import unigram_entropy
-from tupe.train.run import newest
+from tupe.train.saved import newest
 
 ROOT = PLUGIN.parent
 SCRIPTS = ROOT / "scripts"

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tupe.common import options
 from tupe.common.options import Command, ListOf
-from tupe.common.record import command_line
 from tupe.data.examples import Examples, collate
 from tupe.data.glue import glue_name
 from tupe.data.splits import read_symbols
+from tupe.run.record import command_line
 
 from .contenders import CONTENDERS, OURS, PAD, Setting, build
 from .instrument import Step, compared, comparison, timed, write

@@ -15,8 +15,8 @@ import torch
 
 from tupe.common import options
 from tupe.common.options import ListOf
-from tupe.common.record import write_atomically
 from tupe.common.tables import TextTable
+from tupe.run.record import write_atomically
 
 from .machine import DEVICE, PRECISIONS, facts
 

@@ -15,8 +15,8 @@ from tupe import cpu
 from tupe.attention import Batch
 from tupe.backends import BACKENDS
 from tupe.common.options import Command, ListOf
-from tupe.common.record import command_line
 from tupe.packing import NO_PADDING, Packing
+from tupe.run.record import command_line
 from tupe.token_positions import TokenPositions
 
 from .instrument import batches, compared, comparison, timed, write

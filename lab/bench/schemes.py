@@ -21,10 +21,10 @@ from tupe.common import options
 from tupe.common.architectures import ARCHITECTURES
 from tupe.common.options import Command, ListOf
 from tupe.common.plotting import COLOURS, curves, save
-from tupe.common.record import command_line
 from tupe.encoder import BLOCKS, Encoder, init_bert
 from tupe.plugin.optim import AdamW
 from tupe.positions import Dims, Positions, overrides
+from tupe.run.record import command_line
 from tupe.schemes import SCHEMES
 
 from .contenders import Contender, Setting, settings

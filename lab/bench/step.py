@@ -17,7 +17,7 @@ import torch
 from tupe.common import options
 from tupe.common.active import is_out_of_memory, reason
 from tupe.common.options import Command, ListOf
-from tupe.common.record import command_line
+from tupe.run.record import command_line
 
 from .contenders import CONTENDERS, PEAK_SIZE, Contender, Setting, flops_per_token, matrix_peak, settings
 from .instrument import batches, compared, comparison, write

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from lab.plan import Trial
-from tupe.common import record
+from tupe.run import record
 
 BITS = 1 / np.log(2)
 

@@ -12,8 +12,8 @@ from lab import collect, execute
 from lab.execute import evaluate_and_prune, save_half
 from lab.plan import PLAN, Trial, best_rates, final_losses, trials
 from tupe.checkpoints.gate import read_checkpoint
-from tupe.common import record
 from tupe.evaluate.order import evaluate
+from tupe.run import record
 from tupe.text import TextEncoder
 
 # The pilot's losses where every model's best rate is 1e-3, and half of it has run, too

@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from lab import further
 from tupe.checkpoints import swap
-from tupe.common import record
 from tupe.encoder import second_segment
+from tupe.run import record
 
 ROOT = PLUGIN.parent
 FOLDER = ROOT / "lab" / "next_sentence"

@@ -13,8 +13,8 @@ from evidence_runs import write_run
 from lab import collect, delay, third, third_run
 from lab.known import TABLES, Runs
 from lab.plan import HERE, LATER, Trial, final_losses, trials
-from tupe.common import record
 from tupe.evaluate.loading import load_model
+from tupe.run import record
 
 
 def test_commands_are_of_the_protocol(tmp_path):

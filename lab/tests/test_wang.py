@@ -10,8 +10,8 @@ from helpers import write_run, write_runs
 from scipy.stats import pearsonr, ttest_ind_from_stats
 
 from lab import wang
-from tupe.common import record
 from tupe.data.glue import TASKS
+from tupe.run import record
 from tupe.sweep.collection import Model, collect
 from tupe.sweep.scores import summarise
 

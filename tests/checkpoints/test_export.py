@@ -24,12 +24,12 @@ from tupe.checkpoints.export import command, export, model_card
 from tupe.checkpoints.trained import read_model
 from tupe.common.architectures import ARCHITECTURES, ELECTRA
 from tupe.common.prepared import tokenizer_files
-from tupe.common.record import Record, write_together
 from tupe.data.splits import read_symbols
 from tupe.encoder import BLOCKS
 from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import CLS, Dims, bounded_schemes, check_combination, overrides, parse
+from tupe.run.record import Record, write_together
 from tupe.schemes import SCHEMES
 from tupe.text import TextEncoder
 

@@ -13,7 +13,7 @@ from helpers import PLUGIN, ended, fork, print_into
 from tupe.cli import COMMANDS, GROUPS, main
 from tupe.cli.train import rows
 from tupe.common.options import Command, ListOf, did_you_mean
-from tupe.common.record import BUSY
+from tupe.run.record import BUSY
 
 
 def tupe(*words):

@@ -6,7 +6,8 @@ import sys
 import pytest
 from helpers import ended, fork_tupe, write_data
 
-from tupe.common import console, record
+from tupe.common import console
+from tupe.run import record
 
 SIMPLE = (
     "epoch 001:     50 / 90 loss=5.365, ppl=41.2, wps=238.3, ups=3.15, wpb=75.5, bsz=4, num_updates=50, lr=0.0009, "

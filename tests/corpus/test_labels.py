@@ -11,10 +11,10 @@ from corpus.test_records import write_records as write
 from helpers import ENGLISH_WORDS, ended, fork_tupe, table
 
 from tupe.cli import main
-from tupe.common.record import read
 from tupe.data import glue
 from tupe.data.glue import FIRST_LABEL, TASKS, check_glue, read_targets
 from tupe.data.splits import Split
+from tupe.run.record import read
 
 CLASSES = ("none", "one", "two or more")  # of the cats
 

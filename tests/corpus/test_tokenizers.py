@@ -8,9 +8,9 @@ from corpus.test_engine import ONE, run, sentences, write_text
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from tupe.common.prepared import tokenizer_files
-from tupe.common.record import write_together
 from tupe.corpus.vocabulary import read_tokenizer, train_tokenizer
 from tupe.data.splits import Split
+from tupe.run.record import write_together
 from tupe.text import TextEncoder
 
 TEXTS = [

@@ -9,8 +9,8 @@ from matplotlib.text import Text
 
 from tupe.cli import main
 from tupe.common import plotting
-from tupe.common.record import Record
 from tupe.evaluate import figures
+from tupe.run.record import Record
 
 
 def tupe(*arguments):

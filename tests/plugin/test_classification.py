@@ -12,13 +12,13 @@ from fairseq.trainer import Trainer
 from helpers import compose, ended, fairseq_arguments, finetune, fork, free_port, table
 
 from tupe.checkpoints.export import export
-from tupe.common.record import Record, read, state_of
 from tupe.data.examples import Examples, collate
 from tupe.data.glue import TASKS, glue_name
 from tupe.data.splits import read_symbols, write_split
 from tupe.evaluate.predict import predict_glue, zip_submission
 from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.classification import GlueCriterion
+from tupe.run.record import Record, read, state_of
 
 ROOT = Path(__file__).parents[2]
 NO_SAVE = "checkpoint.no_save=true"

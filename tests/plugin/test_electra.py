@@ -12,10 +12,10 @@ from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from helpers import PLUGIN, Waits, fairseq_arguments, finetune, load, never_pack, train, write_data
 
-from tupe.common.record import read
 from tupe.data.splits import write_split
 from tupe.names import cls_beside
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
+from tupe.run.record import read
 from tupe.schemes import SCHEMES
 
 V, PAD, MASK = 30, 1, 29

@@ -20,11 +20,11 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
-from tupe.common.record import read
 from tupe.data.splits import Split, write_split
 from tupe.encoder import second_segment
 from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
 from tupe.plugin.schedule import count_updates
+from tupe.run.record import read
 
 EOS = 2
 

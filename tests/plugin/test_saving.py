@@ -7,10 +7,10 @@ import shutil
 import pytest
 from helpers import file_system, load, pretrain_arguments, train
 
-from tupe.common.folder import damage_in, write_atomically
-from tupe.common.record import read, state_of
 from tupe.plugin import saving, worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
+from tupe.run.folder import damage_in, write_atomically
+from tupe.run.record import read, state_of
 
 
 def arguments(data, folder, *more):

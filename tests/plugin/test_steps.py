@@ -13,12 +13,12 @@ import torch
 from fairseq.trainer import Trainer
 from helpers import fork, load, pretrain_arguments, train
 
-from tupe.common import progress
 from tupe.common.options import Refusal
-from tupe.common.record import DIVERGED, STALLED, STOPPED, read, state_of
-from tupe.common.stop import SIGNALS, is_at
 from tupe.plugin import worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
+from tupe.run import progress
+from tupe.run.record import DIVERGED, STALLED, STOPPED, read, state_of
+from tupe.run.stop import SIGNALS, is_at
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers import PLUGIN, load, pretrain_arguments, train
 
-from tupe.common.record import STALLED, read, state_of
+from tupe.run.record import STALLED, read, state_of
 
 pytestmark = pytest.mark.slow
 

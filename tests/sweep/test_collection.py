@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from helpers import write_run, write_runs
 
-from tupe.common import record
-from tupe.common.record import Record
+from tupe.run import record
+from tupe.run.record import Record
 from tupe.sweep.collection import FinishedRun, collect
 from tupe.sweep.grid import Sweep
 

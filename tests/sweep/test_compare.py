@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from helpers import least_checkpoint, write_data
 
-from tupe.common import record
+from tupe.run import record
 from tupe.sweep import runner
 from tupe.sweep.compare import command
 from tupe.sweep.grid import Sweep

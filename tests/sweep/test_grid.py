@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from helpers import finetune, fork, least_checkpoint, wait_until
 
-from tupe.common import record
+from tupe.run import record
 from tupe.sweep import runner
 from tupe.sweep.grid import Sweep, options_in, parse_grid
 from tupe.sweep.run_grid import command

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from helpers import write_data, write_run, write_runs
 
 from tupe.cli import main
-from tupe.common.record import Record
 from tupe.data.glue import TASKS
+from tupe.run.record import Record
 from tupe.sweep.collection import Model, collect
 from tupe.sweep.report import configuration_table, paper_tables, pretraining_table, run_table, write_report
 from tupe.sweep.scores import PAPER_COLUMNS, majority, summarise

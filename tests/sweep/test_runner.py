@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers import fork, has_ended, wait_until
 
-from tupe.common import record, stop
+from tupe.run import record, stop
 from tupe.sweep import runner
 
 STAND_IN = Path(__file__).parents[1] / "stand_in.py"
@@ -246,7 +246,7 @@ def test_the_process_to_be_copied_outlives_a_signal_to_its_group():
     code = """
 import multiprocessing, os, signal
 from multiprocessing import forkserver
-from tupe.common import stop
+from tupe.run import stop
 from tupe.sweep import runner
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(runner.IMPORTS[:1])

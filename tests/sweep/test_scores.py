@@ -8,8 +8,8 @@ import pytest
 import scipy.stats
 from helpers import write_data, write_runs
 
-from tupe.common.record import Record
 from tupe.data.glue import TASKS
+from tupe.run.record import Record
 from tupe.sweep.collection import Model, collect
 from tupe.sweep.scores import (
     PAPER_COLUMNS,

@@ -8,7 +8,7 @@ import pytest
 from helpers import write_run
 from scipy import stats
 
-from tupe.common.record import Record
+from tupe.run.record import Record
 from tupe.sweep.collection import collect, with_unit
 from tupe.sweep.scores import summarise
 from tupe.sweep.uncertainty import Uncertainty, contrast

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from helpers import ended, fork, print_into
 
 from tupe.cli import main
-from tupe.train.run import newest
+from tupe.train.saved import newest
 
 PAIRS = [("The cat sat on a mat.", "The cat on sat a mat."), ("Dogs ran in the parks.", "Dogs in ran the parks.")]
 COMMANDS = {  # name: words, in which {} are the model, its data and the output

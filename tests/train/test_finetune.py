@@ -14,11 +14,11 @@ from helpers import ended, finetune, fork_tupe, table
 from safetensors.torch import load_file, save_file
 
 from tupe.cli import main
-from tupe.common.record import REFUSED, STOPPED, fingerprint, read, updates_of
 from tupe.data.examples import Examples, collate
 from tupe.modeling_tupe import TupeForSequenceClassification
+from tupe.run.record import REFUSED, STOPPED, fingerprint, read, updates_of
 from tupe.sweep.grid import Sweep
-from tupe.train.run import checkpoints
+from tupe.train.saved import checkpoints
 
 TINY = ["--gpus=0", "--allocator=none", "--num-workers=0", "--batch-size=12", "--lr=1e-3", "--max-epoch=2"]
 

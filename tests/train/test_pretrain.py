@@ -29,12 +29,12 @@ from safetensors.torch import load_file
 
 import tupe.hf  # noqa: F401
 from tupe.cli import main
-from tupe.common import progress
 from tupe.common.recipes import read as read_recipe
-from tupe.common.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
 from tupe.modeling_tupe import TupeForMaskedLM
+from tupe.run import progress
+from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
 from tupe.train import pretrain
-from tupe.train.run import STATE, checkpoints, newest
+from tupe.train.saved import STATE, checkpoints, newest
 from tupe.train.settle import settle
 
 TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]

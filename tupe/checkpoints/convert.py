@@ -17,11 +17,11 @@ import torch
 
 from ..common import options
 from ..common.options import FILE, Command
-from ..common.record import write_together
 from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import ModelConfig
 from ..positions import canonical
+from ..run.record import write_together
 from ..text import MASK, TextEncoder, load_tokenizer
 from .export import export
 from .trained import (

@@ -12,10 +12,10 @@ from pathlib import Path
 import click
 
 from ..common import options as choices
-from ..common import record
 from ..common.options import Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..positions import parse
+from ..run import record
 from ..schemes import SCHEMES
 from .trained import Trained, read_model
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common import record
 from ..common.architectures import architecture_of
 from ..common.options import shorten_list, split_files
 from ..common.safe_load import NOT_OURS, load_safely, num_updates, read_config, tensors_of
@@ -24,6 +23,7 @@ from ..data.glue import TASKS, glue_name, own_task
 from ..data.splits import folders_of, read_symbols
 from ..encoder import BLOCKS, ModelConfig, names_in
 from ..positions import bounded_schemes, canonical, format_value, is_loaded
+from ..run import record
 from ..text import read_dictionary
 from .gate import PRETRAINING, RUNNING, read_checkpoint
 

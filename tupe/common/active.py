@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from ..run.folder import DISK, lock, unlock
+from ..run.progress import Progress
+from ..run.record import DIVERGED, DIVERGENCE, NAME, STALLED, STOPPED, Record, another, begun, now
 from . import console
-from .folder import DISK, lock, unlock
 from .options import Refusal
-from .progress import Progress
-from .record import DIVERGED, DIVERGENCE, NAME, STALLED, STOPPED, Record, another, begun, now
 
 logger = logging.getLogger(__name__)
 

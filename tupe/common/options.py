@@ -18,9 +18,9 @@ from typing import IO, Any
 import click
 
 from ..names import SIZES, did_you_mean
-from .folder import FULL, owned
-from .record import BUSY
-from .stop import handled
+from ..run.folder import FULL, owned
+from ..run.record import BUSY
+from ..run.stop import handled
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
 

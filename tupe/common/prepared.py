@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+from ..run import processes
+from ..run.folder import owned, write_atomically
 from ..text import TextEncoder
-from . import processes
-from .folder import owned, write_atomically
 
 logger = logging.getLogger(__name__)
 worker = SimpleNamespace(encoder=None)  # the text encoder of this process

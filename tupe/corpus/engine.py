@@ -20,12 +20,13 @@ import click
 from tqdm import tqdm
 
 from .. import __version__
-from ..common import options, processes
+from ..common import options
 from ..common.options import Command, shorten
 from ..common.prepared import check_name, tasks_in
-from ..common.record import naming, owned, write_atomically
-from ..common.stop import SIGNALS, handled
 from ..normaliser import SENTENCES
+from ..run import processes
+from ..run.record import naming, owned, write_atomically
+from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
 from .readers import find_inputs

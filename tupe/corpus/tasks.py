@@ -12,10 +12,10 @@ import click
 from ..common import options
 from ..common.options import shorten, shorten_list
 from ..common.prepared import check_name, check_replaced, encoding, tasks_in, worker
-from ..common.record import naming, write_atomically
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
 from ..normaliser import is_blank
+from ..run.record import naming, write_atomically
 from .records import File, Reading, check_columns, number_of
 from .stats import Stats
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ..checkpoints.trained import check_dictionary, read_model
 from ..common import options
-from ..common.record import write_atomically
 from ..data.blocks import BOS, Blocks
 from ..data.masks import MaskedBlocks
 from ..data.splits import HELD_OUT_SEED, Split, folders_of
+from ..run.record import write_atomically
 from ..text import MASK
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch

@@ -18,10 +18,10 @@ import click
 import numpy as np
 from tqdm import tqdm
 
-from ..common import record
 from ..common.options import QuietCommand, output
 from ..common.tables import TextTable
 from ..normaliser import is_blank
+from ..run import record
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import models, write_results

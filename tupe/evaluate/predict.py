@@ -9,14 +9,14 @@ import click
 import torch
 
 from ..checkpoints.trained import check_dictionary, read_model
-from ..common import record
 from ..common.options import QuietCommand, data, output, shorten_list, task_key
-from ..common.record import write_atomically
 from ..data.blocks import PAD
 from ..data.examples import Examples, collate
 from ..data.glue import TASKS, check_glue, glue_name, own_task, read_targets, score
 from ..data.masks import UNMASKED
 from ..modeling_tupe import TupeForSequenceClassification
+from ..run import record
+from ..run.record import write_atomically
 from .loading import split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5. A task with

@@ -14,11 +14,11 @@ import click
 import numpy as np
 import torch
 
-from ..common import record
 from ..common.options import QuietCommand, seed
 from ..common.tables import TextTable
 from ..data.blocks import BOS, EOS
 from ..positions import overrides
+from ..run import record
 from ..text import MASK, UNK, TextEncoder
 from .loading import models
 

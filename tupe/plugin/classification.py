@@ -30,7 +30,7 @@ from ..data.glue import TASKS, glue_name, own_task, read_targets, score, write_p
 from .criterion import count_tokens
 from .ordered import Items, OrderedTask
 from .pretrained import load_dictionary
-from .run import RecordedTask, RecordedTaskConfig
+from .recorded import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
 

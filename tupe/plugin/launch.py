@@ -17,12 +17,12 @@ from omegaconf import DictConfig
 
 from ..common.options import split_files
 from ..common.recipes import ARCH, Settings
-from ..common.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from ..config import flag
 from ..data.glue import check_glue, glue_name
 from ..data.splits import check_split, folders_of, prefixes_of, read_symbols
 from ..encoder import Encoder
 from ..positions import load_scheme_file
+from ..run.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from . import worker
 from .model import TupeConfig, core_config
 from .saving import check_restore

@@ -21,7 +21,7 @@ from ..data.masks import IGNORED, MaskedBlocks, pad
 from ..data.splits import HELD_OUT_SEED, files_of, folders_of, prefixes_of
 from ..text import read_dictionary
 from .ordered import Items, OrderedTask
-from .run import RecordedTask, RecordedTaskConfig
+from .recorded import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
 

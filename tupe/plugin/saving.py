@@ -17,8 +17,8 @@ from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
 
 from ..checkpoints.gate import read_checkpoint
-from ..common.folder import PARTIAL, damage_in, written
 from ..common.safe_load import num_updates
+from ..run.folder import PARTIAL, damage_in, written
 from .pretrained import as_checkpoint
 from .start import Refused
 

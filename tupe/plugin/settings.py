@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..common.options import did_you_mean, split_files
-from ..common.record import fingerprint
 from ..config import APART, PLACES, flag
+from ..run.record import fingerprint
 from .model import TUNABLE, spell_names
 
 PARTS = {"task": TASK_DATACLASS_REGISTRY, "model": MODEL_DATACLASS_REGISTRY}

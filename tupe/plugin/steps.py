@@ -15,9 +15,9 @@ from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig
 
-from ..common import stop
-from ..common.record import STOPPED
-from . import run
+from ..run import stop
+from ..run.record import STOPPED
+from . import recorded
 
 
 class Dropped(BaseException):
@@ -34,7 +34,7 @@ class Passes(list):
             if not stop.goes_on(self.together or number == len(self)):
                 raise Dropped
             yield sample
-            if active := run.active():
+            if active := recorded.active():
                 active.progress.passed()
 
 
@@ -45,7 +45,7 @@ _position = 0, 0  # (epoch, batches of it) after the last whole update
 def train_step(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
     """None for an update that is dropped, as fairseq's own for one without a result."""
     global _dropped
-    active = run.active()
+    active = recorded.active()
     stop.begin(trainer.get_num_updates())
     if active:
         active.progress.begin(trainer.get_num_updates(), len(samples))
@@ -67,7 +67,7 @@ def train_step(trainer: Trainer, samples: list, *args, original: Callable, **kwa
 def with_progress(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
     """A step of the trainer that takes a while: the process does not hang."""
     done = original(trainer, *args, **kwargs)
-    if active := run.active():
+    if active := recorded.active():
         active.progress.move()
     return done
 
@@ -75,7 +75,7 @@ def with_progress(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
 def training_stats(stats: dict, original: Callable) -> dict:
     """What a progress line says, with the time left of this process's run."""
     left = None
-    if active := run.active():
+    if active := recorded.active():
         active.progress.spoke()
         left = active.progress.time_left(stats["num_updates"])
     return {**original(stats), **({"left": left} if left else {})}

@@ -22,10 +22,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..common import console
 from ..common.active import refuse
 from ..common.options import Command
-from ..common.stop import stoppable
-from ..common.torchrun import check_environment
+from ..run.stop import stoppable
+from ..run.torchrun import check_environment
 from . import patches
-from .run import recorded, true_reason
+from .recorded import recorded, true_reason
 
 patches.apply(patches.BY_TUPE)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..common import record
-from ..common.record import Record
 from ..data.glue import TASKS, own_task
+from ..run import record
+from ..run.record import Record
 from .grid import Sweep
 
 

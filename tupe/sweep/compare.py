@@ -17,13 +17,14 @@ import click
 import yaml
 
 from .. import config
-from ..common import options, record
+from ..common import options
 from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, named, split_size, with_size
 from ..common.architectures import preset as preset_of
 from ..common.options import CONFIGS, FOLDER, ListOf, did_you_mean
 from ..common.tables import TextTable
 from ..encoder import ModelConfig
 from ..positions import CLS, Dims, Positions
+from ..run import record
 from . import runner
 from .collection import collect
 from .grid import Sweep, check_tasks, option_of, options_in

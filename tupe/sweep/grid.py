@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import config
-from ..common import record
 from ..common.options import CONFIGS, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in
+from ..run import record
 from . import runner
 from .runner import Job
 

@@ -3,7 +3,7 @@ because it has to tell how its copies end. The runner passes them on."""
 
 import signal
 
-from ..common import stop
+from ..run import stop
 
 for number in stop.SIGNALS:
     signal.signal(number, signal.SIG_IGN)

@@ -7,8 +7,8 @@ import click
 
 from ..common import options
 from ..common.architectures import split_size
-from ..common.record import write_atomically
 from ..common.tables import TextTable
+from ..run.record import write_atomically
 from .collection import Collection, Model, collect, with_unit
 from .scores import (
     COLUMNS,

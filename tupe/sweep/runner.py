@@ -21,10 +21,10 @@ from typing import Any
 import click
 import torch
 
-from ..common import record, stop
 from ..common.allocator import tcmalloc
-from ..common.processes import PROGRAM, complete
 from ..config import TORCH
+from ..run import record, stop
+from ..run.processes import PROGRAM, complete
 
 SECONDS_TO_END = 150  # between asking a process to end and killing it; Slurm gives 180 (scripts/jobs.sbatch)
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds

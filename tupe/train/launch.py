@@ -22,13 +22,8 @@ import yaml
 from ..checkpoints.trained import check_dictionary, read_model
 from ..common import console
 from ..common.active import refuse
-from ..common.folder import fingerprint
 from ..common.options import Command, split_files
-from ..common.progress import Progress
 from ..common.recipes import ARCH, Settings
-from ..common.record import Record
-from ..common.stop import stoppable
-from ..common.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
 from ..config import APART, FINETUNE, PLACES, PRETRAIN
 from ..data.batches import Batches
 from ..data.blocks import Blocks, fingerprint_of
@@ -36,7 +31,12 @@ from ..data.glue import TASKS, check_glue, glue_name
 from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of, read_symbols
 from ..model_config import ModelConfig
 from ..positions import load_scheme_file
-from .run import TrainRun, newest, newest_whole, publish
+from ..run.folder import fingerprint
+from ..run.progress import Progress
+from ..run.record import Record
+from ..run.stop import stoppable
+from ..run.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
+from .saved import TrainRun, newest, newest_whole, publish
 from .settle import Settled, settle
 from .trackers import check_trackers
 

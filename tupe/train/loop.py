@@ -33,11 +33,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ..common import rates, stop
+from ..common import rates
 from ..common.adamw import AdamW
-from ..common.folder import PARTIAL, naming, write_atomically
 from ..common.prepared import tokenizer_files
-from ..common.record import STOPPED
 from ..common.safe_load import load_safely
 from ..config import FINETUNE
 from ..data.batches import Batches
@@ -45,7 +43,10 @@ from ..data.loader import loader
 from ..data.masks import UNMASKED
 from ..data.splits import folders_of
 from ..positions import parameter_groups
-from .run import OPTIMIZER, STATE, WEIGHTS, TrainRun, keep, publish, put_in_place
+from ..run import stop
+from ..run.folder import PARTIAL, naming, write_atomically
+from ..run.record import STOPPED
+from .saved import OPTIMIZER, STATE, WEIGHTS, TrainRun, keep, publish, put_in_place
 from .settle import Settled
 from .trackers import trackers
 

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Callable
 
-from .run import TrainRun
+from .saved import TrainRun
 from .settle import Settled
 
 

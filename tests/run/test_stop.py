@@ -9,8 +9,8 @@ import pytest
 import torch
 from helpers import ended, fork, wait_until
 
-from tupe.common import stop
-from tupe.common.record import STOPPED
+from tupe.run import stop
+from tupe.run.record import STOPPED
 
 
 @pytest.mark.parametrize("store", ["hash", "tcp"])

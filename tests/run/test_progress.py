@@ -6,8 +6,8 @@ import time
 import pytest
 from helpers import wait_until
 
-from tupe.common import progress
-from tupe.common.progress import IN_A_ROW, Progress
+from tupe.run import progress
+from tupe.run.progress import IN_A_ROW, Progress
 
 DAY = 24 * 3600
 

@@ -13,10 +13,10 @@ from fairseq.trainer import Trainer
 from helpers import PLUGIN, fork, load, pretrain_arguments, train
 
 from tupe.checkpoints.trained import read_model
-from tupe.common import progress
-from tupe.common.record import begun, read, state_of
-from tupe.plugin import run as life
+from tupe.plugin import recorded as life
 from tupe.plugin import worker
+from tupe.run import progress
+from tupe.run.record import begun, read, state_of
 
 ROOT = PLUGIN.parent
 

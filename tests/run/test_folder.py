@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from helpers import PLUGIN, descendants, ended, fork, has_ended, wait_until
 from safetensors.torch import save_file
 
-from tupe.common import folder, options, record
-from tupe.common.folder import damage_in, files_below, is_locked, lock, owned, unlock, write_together, written
+from tupe.common import options
+from tupe.run import folder, record
+from tupe.run.folder import damage_in, files_below, is_locked, lock, owned, unlock, write_together, written
 
 
 def test_fingerprints(tmp_path):
@@ -53,7 +54,7 @@ def test_damage_is_seen_without_torch(tmp_path):
     for name, text in files.items():
         (tmp_path / name).write_bytes(text)
     shutil.make_archive(str(tmp_path / "other"), "zip", PLUGIN / "evaluate")
-    script = "import sys; from tupe.common.folder import damage_in\n"
+    script = "import sys; from tupe.run.folder import damage_in\n"
     script += "for path in sys.argv[1:]: print(damage_in(path))\n"
     script += "assert 'torch' not in sys.modules"
     names = ["whole.pt", "whole.safetensors", *files, "other.zip", "", "missing"]

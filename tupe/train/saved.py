@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 from ..common.active import Run, device
-from ..common.folder import PARTIAL, damage_in, remove_partial
-from ..common.record import NAME
+from ..run.folder import PARTIAL, damage_in, remove_partial
+from ..run.record import NAME
 
 logger = logging.getLogger("tupe.train")
 

@@ -11,8 +11,8 @@ import click
 import pytest
 from helpers import descendants, ended, fork, has_ended, print_into, wait_until
 
-from tupe.common import processes
 from tupe.common.options import Command, ended_by_signals
+from tupe.run import processes
 
 
 def in_a_copy(target, seconds=30):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tupe.common import record
-from tupe.common.record import Record, clear_failure, git_commit, note_failure, read, state_of
+from tupe.run import record
+from tupe.run.record import Record, clear_failure, git_commit, note_failure, read, state_of
 
 
 def some_run(**changes):

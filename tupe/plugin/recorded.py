@@ -25,12 +25,12 @@ from omegaconf import II, DictConfig
 
 from ..checkpoints.gate import read_checkpoint
 from ..common.active import Run, device
-from ..common.folder import fingerprint, remove_partial
-from ..common.progress import Progress
-from ..common.record import Record, begun
 from ..common.safe_load import num_updates
 from ..data.blocks import fingerprint_of
 from ..data.splits import folders_of
+from ..run.folder import fingerprint, remove_partial
+from ..run.progress import Progress
+from ..run.record import Record, begun
 from .model import load_scheme_files
 from .pretrained import adopt_structure, check_resumable, publish_model, variant
 from .saving import LAST, resume_from_newest

@@ -1,0 +1,1 @@
+"""A folder that a command writes, and the process that writes it."""
