@@ -1,14 +1,17 @@
 """What a run says before it begins, and the precision it takes, through every launcher."""
 
+import json
 import logging
+import sys
 
 import pytest
 import torch
-from helpers import CONFIGS, fairseq_arguments, fork, pretrain_arguments, train
+from helpers import CONFIGS, fairseq_arguments, fork, pretrain_arguments, train, train_recipe
 from omegaconf import OmegaConf
 
-from tupe.plugin import start
-from tupe.plugin.start import choose_precision
+from tupe.common.recipes import read as read_recipe
+from tupe.plugin.launch import training_options
+from tupe.plugin.start import Refused, choose_precision, split_over_processes
 
 
 def fairseq_train():
@@ -79,14 +82,84 @@ def test_half_precision_with_a_gpu_is_left_alone(monkeypatch):
         choose_precision(config)
 
 
-def test_the_batch_of_a_recipe_is_of_each_process_of_hydra(monkeypatch, caplog):
-    monkeypatch.setattr(start.HydraConfig, "initialized", lambda: True)
-    config = {
-        "dataset": {"batch_size": 32, "max_tokens": None}, "lr_scheduler": {"_name": "x", "warmup_updates": 0},
-        "optimization": {"update_freq": [8], "max_epoch": 0, "max_update": 9, "lr": [1.0]},
-        "distributed_training": {"distributed_world_size": 2},
-    }  # fmt: skip
-    with caplog.at_level(logging.INFO, "tupe.launch"):
-        start.describe(OmegaConf.create(config))
-    assert caplog.messages[0] == "an update: 512 sequences = 32 x 8 steps x 2 processes"
-    assert caplog.messages[1].startswith("the batch of a recipe is for one process, and an update takes 2 of them")
+# ------------------------------------------------------------------------------------------ the batch of a recipe
+
+
+def split(monkeypatch, recipe, processes, *typed):
+    """What fairseq-hydra-train with a recipe and what is typed beside it makes of batches on several processes."""
+    values = json.loads((CONFIGS.parent / "tests" / "recipes.json").read_text())[recipe]
+    sections = {"dataset": {"max_tokens": None, "max_valid_steps": None}, "optimization": {}}
+    for section, found in sections.items():
+        found |= {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{section}.")}
+    sections["dataset"]["batch_size_valid"] = "${dataset.batch_size}"
+    sections["distributed_training"] = {"distributed_world_size": processes, "distributed_rank": 0}
+    config = OmegaConf.merge(sections, OmegaConf.from_dotlist([word.lstrip("+") for word in typed]))
+    config = OmegaConf.create({**OmegaConf.to_container(config, resolve=True), "job_logging_cfg": {}})
+    monkeypatch.setattr(sys, "argv", ["fairseq-hydra-train", "--config-dir", "configs", "-cn", recipe, *typed])
+    split_over_processes(config)
+    data = config.dataset
+    return data.batch_size, list(config.optimization.update_freq), data.batch_size_valid
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8, 32])
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+def test_processes_share_the_batch_of_a_recipe_as_in_tupe(recipe, processes, monkeypatch):
+    values = training_options(read_recipe(recipe, []), "A:B", processes, dry_run=True)
+    size, steps, held_out = split(monkeypatch, recipe, processes)
+    assert (size, steps) == (values["dataset.batch_size"], values["optimization.update_freq"])
+    assert size * steps[0] * processes == (32 if recipe in ("finetune", "pretrain_small") else 256)
+    assert held_out == int(values.get("dataset.batch_size_valid") or size)
+
+
+@pytest.mark.parametrize("typed, found", [
+    (["dataset.batch_size=16", "optimization.update_freq=[2]"], (16, [2], 16)),
+    (["++dataset.batch_size=3", "optimization.update_freq=[1]"], (3, [1], 3)),
+    (["dataset.max_tokens=99", "optimization.update_freq=[3]"], (32, [3], 32)),
+    (["dataset.batch_size_valid=5"], (32, [1], 5)),
+])  # fmt: skip
+def test_batches_that_are_typed_are_those_of_a_process(typed, found, monkeypatch):
+    assert split(monkeypatch, "pretrain", 8, *typed) == found
+
+
+@pytest.mark.parametrize("recipe, processes, typed, message", [
+    ("pretrain", 8, ["dataset.batch_size=16"], "dataset.batch_size is typed, and the rest of the recipe's batch is for "
+     "one process: type dataset.batch_size=N and optimization.update_freq=.M., which are of a process"),
+    ("pretrain", 8, ["optimization.update_freq=[2]"], "optimization.update_freq is typed, and the rest"),
+    ("finetune", 2, ["dataset.max_tokens=99"], "dataset.max_tokens is typed, and the rest"),
+    ("pretrain", 6, [], "256 sequences cannot be split evenly over 6 processes; use one of .1, 2, 4, .* processes, or "
+     "type dataset.batch_size=N and optimization.update_freq=.M., which are of a process"),
+])  # fmt: skip
+def test_another_batch_than_the_recipes_is_refused(recipe, processes, typed, message, monkeypatch):
+    with pytest.raises(Refused, match=message):
+        split(monkeypatch, recipe, processes, *typed)
+
+
+def test_processes_of_torchrun_that_would_train_alone_are_refused(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="torchrun's 2 processes would train on its own: --distributed-world.* give 2"):
+        train(pretrain_arguments(data, tmp_path / "run"))
+    assert not (tmp_path / "run" / "record.json").exists()
+
+
+def test_the_split_reaches_the_run(data, tmp_path, monkeypatch):
+    """As it is when the run begins: afterwards fairseq makes batches of it."""
+    begun = []
+
+    def begin(record, config, task):
+        begun.append((config.dataset.batch_size, list(config.optimization.update_freq)))
+        raise SystemExit
+
+    monkeypatch.setattr("tupe.plugin.recorded.begin", begin)
+    monkeypatch.setattr("tupe.plugin.start.HydraConfig.initialized", lambda: True)
+    monkeypatch.setattr("tupe.plugin.start.HydraConfig.get", lambda: OmegaConf.create({"overrides": {"task": []}}))
+    two = "distributed_training.distributed_world_size=2"
+    with pytest.raises(SystemExit):
+        train_recipe("pretrain", "model._name=tupe_r_tiny", f"task.data={data}", f"checkpoint.save_dir={tmp_path}", two)
+    assert begun == [(32, [4])]
+
+
+def test_a_batch_of_fewer_tokens_than_a_sequence_is_refused(data, tmp_path):
+    """Which fairseq begins with, and ends in an AssertionError."""
+    with pytest.raises(Refused, match="--max-tokens is 10: a sequence has 24; valid: at least 24"):
+        train([*pretrain_arguments(data, tmp_path / "run"), "--max-tokens=10"])
+    assert not (tmp_path / "run" / "record.json").exists()

@@ -36,7 +36,7 @@ from .pretrained import adopt_structure, check_resumable, publish_model, variant
 from .saving import LAST, resume_from_newest
 from .schedule import SCHEDULE, count_updates
 from .settings import RESTORE, settings
-from .start import Refused, choose_precision, describe
+from .start import Refused, choose_precision, describe, split_over_processes
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class RecordedTask:
         config = cfg._get_parent()
         if self._training and config is not None:
             choose_precision(config)
+            split_over_processes(config)
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
             config.task.data = ":".join(os.path.abspath(folder) for folder in folders_of(config.task.data))

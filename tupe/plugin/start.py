@@ -1,15 +1,19 @@
 """What a run is told before it begins, whichever command started it: its precision, and what an update trains on."""
 
 import logging
+import os
 
 import torch
 from fairseq.dataclass.configs import FairseqConfig
+from hydra._internal.utils import get_args
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from .. import config as schema
 
 logger = logging.getLogger("tupe.launch")
+
+SIZE, STEPS = "dataset.batch_size", "optimization.update_freq"
 
 
 class Refused(ValueError, SystemExit):
@@ -33,6 +37,45 @@ def choose_precision(config: DictConfig | FairseqConfig) -> None:
     common.fp16, common.cpu = False, True
 
 
+def split_over_processes(config: DictConfig) -> None:
+    """Under Hydra, train with all processes together on the batch of a recipe, which is written for one process, split
+    as `tupe` splits it. Both numbers, typed beside the recipe, are of a process, as fairseq's. config: the whole
+    configuration.
+
+    Raises Refused if there is no such split; if only one of the two numbers is typed; for a batch of fewer tokens than
+    a sequence has; and for processes of torchrun that would train one by one.
+    """
+    data, processes = config.dataset, config.distributed_training.distributed_world_size
+    length = (config.get("task") or {}).get("tokens_per_sample") or 0
+    if data.max_tokens and data.max_tokens < length:  # on which fairseq ends in an AssertionError
+        raise Refused(f"--max-tokens is {data.max_tokens}: a sequence has {length}; valid: at least {length}")
+    if processes == 1 < (others := int(os.environ.get("WORLD_SIZE", "1"))):  # at which fairseq then does not look
+        names = "--distributed-world-size, or distributed_training.distributed_world_size of Hydra"
+        raise Refused(f"each of torchrun's {others} processes would train on its own: {names}, is 1; give {others}")
+    if processes == 1 or not (HydraConfig.initialized() or "job_logging_cfg" in config):  # the latter: spawned by it
+        return
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else get_args().overrides
+    typed = {word.lstrip("+").partition("=")[0] for word in words}
+    sizes = typed & {SIZE, "dataset.max_tokens"}
+    if sizes and STEPS in typed:
+        return
+    both = f"type {SIZE}=N and {STEPS}=[M], which are of a process"
+    if sizes or STEPS in typed:
+        raise Refused(
+            f"{' '.join(sizes) or STEPS} is typed, and the rest of the recipe's batch is for one process: {both}"
+        )
+    size, steps = data.batch_size, config.optimization.update_freq[0]
+    try:
+        data.batch_size, steps = schema.split_batch(size * steps, processes, size, both)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    config.optimization.update_freq = [steps]
+    if "dataset.batch_size_valid" not in typed:
+        same_text = data.max_valid_steps and size % processes == 0  # held-out losses are of it on any machine
+        data.batch_size_valid = size // processes if same_text else data.batch_size
+    logger.warning(f"the recipe's batch on {processes} processes: {SIZE}={data.batch_size} {STEPS}=[{steps}]")
+
+
 def describe(config: DictConfig) -> None:
     """Log what an update trains on, and warn of what is likely not meant. config: the whole configuration."""
     data, length, warmup = config.dataset, config.optimization, config.lr_scheduler.get("warmup_updates") or 0
@@ -43,11 +86,6 @@ def describe(config: DictConfig) -> None:
     else:
         sequences = f" and {data.batch_size} sequences" if data.batch_size else ""
         logger.info(f"an update: at most {data.max_tokens} tokens{sequences} x {split}")
-    if processes > 1 and HydraConfig.initialized():
-        logger.warning(
-            f"the batch of a recipe is for one process, and an update takes {processes} of them: `tupe pretrain` "
-            "divides it, here dataset.batch_size=N and optimization.update_freq=[M] do"
-        )
     if 0 < length.max_update <= warmup:
         last = length.lr[0] * length.max_update / warmup
         logger.warning(
