@@ -288,6 +288,8 @@ def results(e: Evidence) -> Iterator[str]:
     fits = [one.fit for one in e.of("lasting", "tupe_a")]
     offset = with_interval([fit.offset for fit in fits], 2)
     yield f"BERT-A's curve is TUPE-A's, {span(fit.delay for fit in fits)} updates later and {offset} bits higher"
+    at_one_rate = with_interval([one.gaps[3000] for one in e.leads if one.run.stage == "tiny_same_rate"], 2)
+    yield f"At one rate, TUPE-A is {at_one_rate} bits ahead 3,000 updates after the exits (three seeds)."
     yield f"three times as large leaves after {e.exits('bundle', 'absolute_0.06')} updates, and gains "
     behind = e.gap("bundle", "absolute_0.06", 2000, -1)
     yield f"gains {e.gain('bundle', 'absolute_0.06')} bits: 2,000 updates after the exit it is {behind} bits *behind*"

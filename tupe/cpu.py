@@ -4,6 +4,7 @@ B batch, L sequence length, T rows of token-wise work, H heads, D width of a hea
 function with its plain counterpart, and docs/dev/kernels.md has the measurement that justifies it.
 """
 
+import functools
 import math
 import platform
 import time
@@ -52,6 +53,7 @@ def on_onednn(*tensors: Tensor) -> bool:
     return True
 
 
+@functools.lru_cache(4096)
 def rounded_up(rows: int) -> int:
     """A number of rows, raised by at most a sixteenth, so that only 17 numbers remain between one power of 2 and the
     next.

@@ -30,6 +30,10 @@ class File(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         pass
 
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
 
 class Log(logging.handlers.MemoryHandler):
     """Everything, into the log of the run that this process has locked. Until it has one the records wait: a start that
