@@ -21,7 +21,8 @@ from .trained import Trained, read_model
 
 SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
 ROOT = Path(__file__).parents[1]
-NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention"}  # of the package's root: all else there is the model
+# Of the package's root: all else there is the model.
+NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention"}
 UPDATES = "training.json"  # the number of updates, for `record.updates_of`
 # model class of the export -> its auto class in transformers
 AUTO = {

@@ -15,6 +15,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.utils import import_user_module
 from omegaconf import DictConfig
 
+from ..checkpoints.trained import read_model
 from ..common.options import split_files
 from ..common.recipes import ARCH, Settings
 from ..config import flag
@@ -116,7 +117,10 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def check_model(values: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model that cannot be built: its encoding, its sizes. values: {"section.key": value}."""
+    """Raise ValueError for a checkpoint that cannot be read, and for a model that cannot be built: its encoding, its
+    sizes. values: {"section.key": value}."""
+    if checkpoint := values.get("checkpoint.finetune_from_model"):
+        read_model(checkpoint, mmap=True)
     kind = MODEL_DATACLASS_REGISTRY[values[ARCH]]
     if not issubclass(kind, TupeConfig):
         return
