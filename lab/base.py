@@ -204,7 +204,7 @@ def run_all(args: argparse.Namespace, runs: list[tuple[str, float, int]], update
 
 
 def slots_per_second(output: Path, runs: list, updates: int) -> float:
-    """Of all runs together, from their first line to their last one; start-up does not count."""
+    """Updates per second of all runs together, from their first line to their last; start-up does not count."""
     speeds = []
     for model, rate, seed in runs:
         first, last = lines_of(output / "speed" / file_of(output, model, rate, seed, updates).name)[:2]
@@ -219,7 +219,7 @@ def longest(speed: float, runs: int, seconds: float, lengths: tuple[int, ...] = 
 
 
 def best_rate(output: Path, model: str, pilot: int) -> float:
-    """Of the lowest mean training loss over the last 100 updates of the pilot's runs that did not diverge."""
+    """The rate of the run of the pilot with the lowest mean training loss over its last 100 updates."""
 
     def last(rate):
         lines = lines_of(file_of(output, model, rate, PILOT_SEED, pilot))

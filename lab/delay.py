@@ -114,7 +114,7 @@ def trials_of(runs: Runs, stage: str) -> list[Trial]:
 
 
 def leads(runs: Runs | None = None) -> list[Lead]:
-    """Of every run of the experiments that has a curve."""
+    """Delay and offset of every run of the experiments that has a curve."""
     runs, found = runs or Runs(), []
     planned = {stage: trials_of(runs, stage) for stage in STAGES}
     curves = {trial: curve_of(runs, trial) for trials in planned.values() for trial in trials}
@@ -194,7 +194,7 @@ def span(values: Iterable[float | None]) -> str:
 
 
 def constant_table(found: list[Lead]) -> TextTable:
-    """Of runs at a constant rate: delay by the exits and by the fit, offset, what the fit leaves, drift."""
+    """Runs at a constant rate: delay by the exits and by the fit, offset, what the fit leaves, drift."""
     rows = []
     for trial, ones in by_model([one for one in found if one.schedule == "constant"]).items():
         fits = [one.fit for one in ones]
@@ -218,7 +218,7 @@ def to(values: Iterable[float]) -> str:
 
 
 def decay_table(found: list[Lead], stages: Collection[str]) -> TextTable:
-    """Of runs whose rate decays: exits, delay, gaps after the exit, and the gain in final loss."""
+    """Runs whose rate decays: exits, delay, gaps after the exit, and the gain in final loss."""
     rows = []
     for trial, ones in by_model([one for one in found if one.run.stage in stages]).items():
         gaps = [interval(one.gaps.get(n) for one in ones) if trial.model != "bert_a" else "" for n in AFTER]

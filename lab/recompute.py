@@ -236,7 +236,7 @@ class Evidence:
         return span(one.exit for one in self.of(stage, model))
 
     def gain(self, stage: str, model: str) -> str:
-        """Of final losses, over BERT-A, with its interval."""
+        """The gain over BERT-A in final loss, with its interval."""
         return with_interval([one.gain for one in self.of(stage, model)], 2)
 
     def gap(self, stage: str, model: str, n: int, sign: int = 1) -> str:
@@ -336,7 +336,7 @@ def cost(model: str, length: int) -> str:
 
 
 def left_in_training(runs: Runs) -> str:
-    """Of TUPE's lead at the end of the longest training."""
+    """The share of TUPE's lead that is left at the end of the longest training."""
     ends = {(trial.model, trial.seed): runs.curves[trial][1][-1] for trial in runs.planned("longer")}
     return to([ends["bert_a", seed] - ends[model, seed] for model in TUPES for seed in (1, 2)], 2)
 
@@ -503,7 +503,7 @@ def details(e: Evidence) -> Iterator[str]:
 
 
 def card(e: Evidence, folder: Path) -> Iterator[str]:
-    """Of a released model, whose card names its run."""
+    """The sentences of a released model's card, which names its run."""
     run = re.search(r"one run, `(.*)`", (folder / "README.md").read_text(encoding="utf-8"))[1]
     (found,) = (row for row in e.runs.rows["runs"] if row["run"] == run)
     yield row("held-out loss, bits per masked token", number(float(found["loss"])))

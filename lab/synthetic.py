@@ -96,7 +96,7 @@ class Structure(NamedTuple):
 
 
 def structure(position: str, n: int = 64, seed: int = 1, special: bool = False, **options) -> Structure:
-    """Of what a `Prober` in float64 with random weights makes of n equal tokens."""
+    """The structure of what a `Prober` in float64 with random weights makes of n equal tokens."""
     torch.manual_seed(seed)
     model = Prober(position, n, 1, n, special, **options).double()
     with torch.no_grad():

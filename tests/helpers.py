@@ -224,7 +224,7 @@ def train(arguments, on_step=lambda samples: None):
     from fairseq_cli import train as cli
 
     from tupe.plugin.recorded import recorded
-    from tupe.plugin.settings import PARTS, configuration, dataclasses_of
+    from tupe.plugin.settings import REGISTERED, configuration, dataclasses_of
     from tupe.run.stop import stoppable
 
     losses, reduce, step = [], Trainer._reduce_and_log_stats, Trainer.train_step
@@ -241,7 +241,7 @@ def train(arguments, on_step=lambda samples: None):
 
     parsed = options.parse_args_and_arch(options.get_training_parser(), arguments)
     given = {name: value for name, value in vars(parsed).items() if value is not None}
-    parts = {f"{name}._name": given.get(name, given["arch"]) for name in PARTS if name in given or name == "model"}
+    parts = {f"{name}._name": given.get(name, given["arch"]) for name in REGISTERED if name in given or name == "model"}
     kinds = dataclasses_of(parts)
     if all(kinds[place.partition(".")[0]] for place in parts):  # equal; this takes a sixth of the time
         known = [(section, name) for section, kind in kinds.items() if kind for name in kind.__dataclass_fields__]

@@ -56,7 +56,7 @@ class Trial(NamedTuple):
         return full if self.device == "cuda" else tiny
 
     def setting(self, length: int = 512, precision: str = "bf16", half: bool = False, tokens: int = 2**14) -> Setting:
-        """Of base size, so many tokens in a batch; or the rehearsal's."""
+        """Base size with so many tokens in a batch; or the size of the rehearsal."""
         sizes = self.pick(Setting(), Setting("tiny", vocab=60)).of_length(*self.pick((length, tokens), (8, 16)))
         return replace(sizes, precision=precision, half_weights=half, device=self.device)
 
@@ -224,7 +224,7 @@ def host_seconds(contender: Contender) -> list[float]:
 
 
 def kernels_of(contender: Contender) -> list[dict]:
-    """Of a step, the longest first; on a CPU its operations."""
+    """The kernels of a step, the longest first; on a CPU its operations."""
     with torch.profiler.profile() as traced:
         contender.step(0)
     found, on_card = [], contender.setting.device == "cuda"
@@ -320,8 +320,8 @@ def large(trial: Trial) -> Iterator[dict]:
 
 @section(f"Losses of {UPDATES} updates", 120, "mode way update loss difference failed")
 def losses(trial: Trial) -> Iterator[dict]:
-    """Of held-out text, of TUPE-R's tiny size without dropout on made-up text; differences from eager float32, to be
-    within 0.02."""
+    """Held-out losses of a tiny TUPE-R without dropout, trained on made-up text, and their differences from eager
+    float32, which have to stay within 0.02."""
     expected, ways = {}, [("float32", False, "eager"), *((*mode, "eager") for mode in MODES), (*MODES[2], "compiled")]
     for precision, half, way in ways:
         setting = Setting("tiny", 0, *trial.pick((64, 64), (16, 2)), 100, precision, trial.device, half)

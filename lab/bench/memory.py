@@ -135,7 +135,7 @@ def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) ->
 
 
 def masked_loss(model: nn.Module, tokens: Tensor, precision: str, padded: bool) -> Tensor:
-    """Of the usual criterion at 15 % masked tokens, with --fp16 or --autocast bf16: the log-probabilities are float32.
+    """The usual criterion's loss at 15 % masked tokens, with --fp16 or --autocast bf16: log-probabilities are float32.
     Which tokens is all the same: only memory counts."""
     masked = torch.zeros(int(0.15 * tokens.numel()), dtype=torch.long, device=tokens.device)
     with torch.autocast(autocast_device(tokens.device.type), torch.bfloat16, enabled=precision == "bf16"):

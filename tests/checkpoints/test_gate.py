@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 
 from tupe.checkpoints.convert import from_released
 from tupe.checkpoints.export import export
-from tupe.checkpoints.gate import COMMON, PARTS, admit, allow, read_checkpoint
+from tupe.checkpoints.gate import ADMITTED, COMMON, admit, allow, read_checkpoint
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 from tupe.evaluate.loading import load_model
@@ -155,32 +155,32 @@ def kind_of(field):
     return tuple(choice.value for choice in kind) if issubclass(kind, Enum) else kind
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ADMITTED)
 def test_the_options_are_those_of_fairseq(part):
     """Of every part that passes: the same names, and the same types. And every part of ours passes."""
     kinds, dataclasses = registries(part)
-    for name, known in PARTS[part].items():
+    for name, known in ADMITTED[part].items():
         fields = [f for f in dataclasses[name].__dataclass_fields__.values() if f.name != "_name"]
         assert {f.name: kind_of(f) for f in fields} == known, name
     ours = {name for name, kind in kinds.items() if any(base.__module__.startswith("tupe.") for base in kind.__mro__)}
-    assert ours - {*PARTS[part]} <= {"from_checkpoint"}
+    assert ours - {*ADMITTED[part]} <= {"from_checkpoint"}
 
 
 def test_parts_that_stand_on_ours_pass_when_they_are_allowed(state, monkeypatch):
     with pytest.raises(ValueError, match="its task is 'mine'"):
         admit(put(state, "cfg.task._name", "mine"), "x.pt")
-    monkeypatch.setitem(PARTS, "task", {**PARTS["task"]})
+    monkeypatch.setitem(ADMITTED, "task", {**ADMITTED["task"]})
     allow("task", "mine", {"data": str, "more": ("a", "b")})
     assert admit(put(state, "cfg.task._name", "mine"), "x.pt")["cfg"]["task"].keys() == {"_name", "data"}
     with pytest.raises(ValueError, match="cfg.task.more is 'c'; valid: a, b"):
         admit(put(state, "cfg.task", {"_name": "mine", "more": "c"}), "x.pt")
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ADMITTED)
 def test_none_of_fairseqs_own_parts_passes(part, state, tmp_path):
     """Whichever is registered, with code in each of its options."""
     kinds, dataclasses = registries(part)
-    names = [name for name in kinds if name not in PARTS[part]]
+    names = [name for name in kinds if name not in ADMITTED[part]]
     assert len(names) > 20
     for name in names:
         kind = dataclasses.get(name)
@@ -196,7 +196,7 @@ def test_every_option_of_ours_has_its_type(state, tmp_path):
     taken = []
     for section, values in state["cfg"].items():
         for name in values if isinstance(values, dict) else ():
-            if section not in (*PARTS, "common") or (section == "common" and name not in COMMON):
+            if section not in (*ADMITTED, "common") or (section == "common" and name not in COMMON):
                 assert code(tmp_path) not in repr(admit(put(state, f"cfg.{section}.{name}", code(tmp_path)), "x.pt"))
             elif name != "_name":
                 try:
@@ -225,7 +225,7 @@ def test_what_is_read_holds_nothing_else(state, tmp_path):
     torch.save({**state, **extra, "cfg": cfg}, tmp_path / "x.pt")
     admitted, trained = read_checkpoint(tmp_path / "x.pt"), read_model(tmp_path / "x.pt")
     assert code(tmp_path) not in repr(admitted) and code(tmp_path) not in repr(trained)
-    assert admitted["args"] is None and admitted["cfg"].keys() == {*PARTS, "common"}
+    assert admitted["args"] is None and admitted["cfg"].keys() == {*ADMITTED, "common"}
     assert admitted["cfg"]["model"] == state["cfg"]["model"]
     assert type(admitted["extra_state"]["best"]) is float
 
@@ -262,7 +262,7 @@ def test_files_that_a_configuration_names_are_not_run(state, tmp_path):
 def test_good_ones_pass_as_they_are(good, pretrained):
     for path in (good, pretrained):
         before, after = torch.load(path, weights_only=True), read_checkpoint(path)
-        assert {part: before["cfg"][part] for part in PARTS} == {part: after["cfg"][part] for part in PARTS}
+        assert {part: before["cfg"][part] for part in ADMITTED} == {part: after["cfg"][part] for part in ADMITTED}
         assert after["cfg"]["common"].items() <= before["cfg"]["common"].items() and len(after["cfg"]["common"]) == 6
         for name in before.keys() - {"cfg"}:  # tensors compare as their text
             assert json.dumps(after[name], default=str) == json.dumps(before[name], default=str)
@@ -277,7 +277,7 @@ def test_fairseqs_own_parts_of_our_recipes_pass(good, state, tmp_path):
         cfg = configuration("tupe_r", {"max_positions": 6, **sizes}, task, task)
         cfg["task"].update(data=str(good.parent), **more)
         torch.save({**state, "cfg": cfg}, tmp_path / "x.pt")
-        assert {part: cfg[part] for part in PARTS}.items() <= read_checkpoint(tmp_path / "x.pt")["cfg"].items()
+        assert {part: cfg[part] for part in ADMITTED}.items() <= read_checkpoint(tmp_path / "x.pt")["cfg"].items()
 
 
 # -------------------------------------------------------------------------------------------------- innocent foreigners
@@ -447,7 +447,6 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "--tokens-per-sample=20 --max-update=1 --num-workers=0",
     "pretrain --recipe pretrain_further": "--data={data} --output={out} --finetune-from-model={path} --gpus=0 "
     "--allocator=none --tokens-per-sample=20 --max-epoch=1 --num-workers=0",
-    "sweep": "--recipe=finetune --data={glue} --checkpoint={path} --output={out} --gpus=0 --grid task=CoLA --dry-run",
     "predict": "CoLA={path} --data={glue} --output={out}",
     "minimal-pairs": "{path} --pairs={pairs} --data={data} --output={out}",
     "order": "{path} --data={data} --output={out}",

@@ -213,7 +213,7 @@ BERT_OPTIONS = {  # name in config.json, which is also that of our export -> our
 
 
 def bert_tokens(folder: str | Path) -> tuple[torch.Tensor, dict[str, str]]:
-    """Of a BERT's folder: its ids in the order of our dictionary, and {name: content} of the dictionary and of its
+    """The ids of a BERT's folder in the order of our dictionary, and {name: content} of that dictionary and of the
     tokeniser with our ids. Both texts of a pair are of the one segment that the model has. Raises ValueError for a
     folder without a tokeniser of the library `tokenizers`, and for ids with gaps."""
     from tokenizers import processors

@@ -21,7 +21,7 @@ from .trained import Trained, read_model
 
 SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
 ROOT = Path(__file__).parents[1]
-# Of the package's root: all else there is the model.
+# Files of the package's root that are not the model.
 NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention"}
 UPDATES = "training.json"  # the number of updates, for `record.updates_of`
 # model class of the export -> its auto class in transformers

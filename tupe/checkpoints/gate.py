@@ -20,7 +20,7 @@ from ..common.safe_load import NOT_OURS, load_safely, tensors_of
 from ..encoder import ModelConfig, names_in
 from ..names import ELECTRA, split_size
 
-# {option: its type, or its choices}. Of other sections of a configuration nothing is read.
+# {option: its type, or its choices}. Other sections of a configuration are not read.
 RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": bool, "load_checkpoint_heads": bool}
 MODEL = {names_in("fairseq")[f.name]: f.metadata["choices"] or f.type for f in fields(ModelConfig)} | RUNNING
 COMMON = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), bool) | {"seed": int}
@@ -36,7 +36,8 @@ PRETRAINING = {
     "data": str, "sample_break_mode": ("complete",), "tokens_per_sample": int, "mask_prob": float,
     "leave_unmasked_prob": float, "random_token_prob": float, "seed": int, "long_sentences": ("cut", "skip"), **OURS,
 }  # fmt: skip
-PARTS = {  # what a checkpoint chooses by name, and fairseq then builds: ours, and those of fairseq's that recipes use
+# What a checkpoint chooses by name, and fairseq then builds: ours, and those of fairseq's that recipes use.
+ADMITTED = {
     "task": {
         "masked_lm": MASKED_LM, "tupe_masked_lm": PRETRAINING,
         "glue": {
@@ -70,7 +71,7 @@ METERS = ("AverageMeter", "SumMeter", "TimeMeter", "StopwatchMeter", "ConcatTens
 def allow(part: str, name: str, options: Mapping[str, Any]) -> None:
     """Let a task or criterion of another package, which stands on ours, pass with these options: {name: type, or
     choices}."""
-    PARTS[part][name] = dict(options)
+    ADMITTED[part][name] = dict(options)
 
 
 def read_checkpoint(path: str | Path, mmap: bool = False, trained: str | None = None) -> dict:
@@ -89,7 +90,7 @@ def admit(state: Any, path: str | Path, trained: str | None = None) -> dict:
     cfg = state.get("cfg") if isinstance(state, dict) else None
     if not cfg or not isinstance(cfg, dict) or "model" not in state:
         raise ValueError(f"{path} is {NOT_OURS}")
-    configuration = {part: _part(part, cfg.get(part), path, trained) for part in PARTS}
+    configuration = {part: _part(part, cfg.get(part), path, trained) for part in ADMITTED}
     configuration["common"] = _options(COMMON, cfg.get("common") or {}, f"{path} refused: cfg.common")
     admitted = {"args": None, "cfg": configuration, "model": tensors_of(state, path)}
     for name, kind in REST.items():
@@ -113,14 +114,14 @@ def _part(part, options, path, trained):
         return None
     if not isinstance(name, str):
         raise ValueError(f"{path} is {NOT_OURS}")
-    if name not in PARTS[part]:
-        if trained is not None and (part != "model" or trained not in PARTS["model"]):
+    if name not in ADMITTED[part]:
+        if trained is not None and (part != "model" or trained not in ADMITTED["model"]):
             return {"_name": name}
         raise ValueError(
             f"{path} is no checkpoint of this project: its {part} is {shorten(name)}, which fairseq alone reads, where "
             "tupe is not imported"
         )
-    admitted = {"_name": name, **_options(PARTS[part][name], options, f"{path} refused: cfg.{part}")}
+    admitted = {"_name": name, **_options(ADMITTED[part][name], options, f"{path} refused: cfg.{part}")}
     if part == "model":
         if not {"position", "max_positions"} <= admitted.keys():
             raise ValueError(f"{path} is {NOT_OURS}")

@@ -141,7 +141,7 @@ class Trained:
         return config
 
     def tensors(self, head: str | None = None) -> dict[str, Tensor]:
-        """The weights under transformers' names. Of an ELECTRA, only the discriminator's encoder."""
+        """The weights under transformers' names. An ELECTRA gives its discriminator's encoder alone."""
         tensors = {}
         for key, value in self.weights.items():
             if key.startswith("encoder."):

@@ -17,7 +17,7 @@ NAME = "train.log"
 FORMAT = logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s", "%Y-%m-%d %H:%M:%S")
 LONGEST = 200  # characters of a line of the console; a longer one is for the log
 FIRST, SECONDS = 5, 10  # so many lines of progress are shown at once, the others when so many seconds have passed
-# Of fairseq's statistics, those that are no scores.
+# Statistics of fairseq's that are not scores.
 COUNTS = {"epoch", "update", "wps", "ups", "wpb", "bsz", "num_updates", "lr", "gnorm", "clip", "loss_scale", "wall",
           "train_wall", "gb_free", "left", "ppl", "best_loss"}  # fmt: skip
 

@@ -114,7 +114,7 @@ def quiet_imports() -> Iterator[None]:
 
 
 class QuietCommand(Command):
-    """A command whose output is its result. Of what libraries log, warnings remain: fairseq opens the log for all."""
+    """A command whose output is its result. Libraries' logs are cut down to warnings: fairseq opens the log for all."""
 
     def invoke(self, ctx: click.Context) -> Any:
         logging.getLogger().setLevel(logging.WARNING)

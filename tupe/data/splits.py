@@ -53,7 +53,7 @@ class Split:
     all ids, and `sizes`, the numbers of ids. types: of the dictionary.
 
     Raises ValueError, naming the file, if index or data is missing, or is not as long as the index says, and for ids
-    that the dictionary does not have. Of large data only some places are looked at.
+    that the dictionary does not have. Large data is looked at in some places only.
     """
 
     def __init__(self, prefix: str | Path, types: int | None = None):

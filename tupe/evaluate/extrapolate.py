@@ -47,7 +47,7 @@ class Windows:
 
 @dataclass
 class Loss:
-    """Of one length, in bits per scored token; errors are standard errors over windows."""
+    """The loss at one length, in bits per scored token; errors are standard errors over windows."""
 
     length: int
     mean: float

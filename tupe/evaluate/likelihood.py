@@ -26,7 +26,7 @@ Span = tuple[int, int]  # (first, last) masked piece; the first is predicted
 
 
 class Score(NamedTuple):
-    """Of one sentence, in nats."""
+    """What a sentence scores, in nats."""
 
     word: float  # sum over pieces, later pieces of the same word masked too
     single: float  # sum over pieces, one mask at a time

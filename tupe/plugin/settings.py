@@ -22,8 +22,8 @@ from ..config import APART, PLACES, flag
 from ..run.record import fingerprint
 from .model import TUNABLE, spell_names
 
-PARTS = {"task": TASK_DATACLASS_REGISTRY, "model": MODEL_DATACLASS_REGISTRY}
-PARTS |= {name: known["dataclass_registry"] for name, known in REGISTRIES.items()}
+REGISTERED = {"task": TASK_DATACLASS_REGISTRY, "model": MODEL_DATACLASS_REGISTRY}
+REGISTERED |= {name: known["dataclass_registry"] for name, known in REGISTRIES.items()}
 
 
 DEFAULTS = {f"{name}._name": known["default"] for name, known in REGISTRIES.items()}
@@ -34,14 +34,14 @@ def dataclasses_of(values: Mapping[str, Any]) -> dict[str, type | None]:
     its options from a command line."""
     chosen, found = {**DEFAULTS, **values}, {}
     for section, own in FairseqConfig.__dataclass_fields__.items():
-        found[section] = PARTS[section].get(chosen.get(f"{section}._name")) if section in PARTS else own.type
+        found[section] = REGISTERED[section].get(chosen.get(f"{section}._name")) if section in REGISTERED else own.type
     del found["_name"]
     return found
 
 
 def check_parts(values: Mapping[str, Any]) -> None:
     """Raise ValueError for a part of training whose name fairseq does not know."""
-    for section, known in PARTS.items():
+    for section, known in REGISTERED.items():
         name = values.get(f"{section}._name")
         if name is not None and name not in known:
             ours = [word for word in known if section != "model" or known[word].__module__.startswith("tupe.")]
@@ -64,7 +64,7 @@ def configuration(values: Mapping[str, Any]) -> DictConfig:
             raise ValueError(f"{place}={value}: no section {section!r}{did_you_mean(section, sections)}")
         known = [] if sections[section] is None else [field.name for field in fields_of(sections[section])]
         if key not in known:
-            part = config[section]._name if section in PARTS and known else "fairseq"
+            part = config[section]._name if section in REGISTERED and known else "fairseq"
             near = did_you_mean(key, known[1:]) if known else ""
             raise ValueError(f"{place}={value}: {section} {part} has no such setting{near}")
         try:

@@ -126,8 +126,7 @@ SAMPLES, SAMPLE = 256, 2**16  # of large files a fingerprint reads so many block
 
 def fingerprint(files: Iterable[str | Path]) -> str:
     """What tells files from others in the same order, whatever their names: 12 hexadecimal digits of their sizes and
-    contents. Of what is larger than `SAMPLES` blocks it reads as many, evenly spread: a corpus of any size takes a
-    moment."""
+    contents. It reads `SAMPLES` blocks, evenly spread, of what is larger: a corpus of any size takes a moment."""
     files = list(files)
     digest, samples = hashlib.sha256(), max(SAMPLES // max(len(files), 1), 4)
     for path in files:

@@ -90,7 +90,7 @@ def join(gpus: int, cpu: bool, processes: int) -> Place:
 
 
 def parallel(model: nn.Module, place: Place, sharded: bool) -> nn.Module:
-    """The model on its device. Of several processes, DDP gives each all of it, FSDP2 (sharded) a part."""
+    """The model on its device. With several processes, DDP gives each of them all of it, FSDP2 (sharded) a shard."""
     model = model.to(place.device)
     if sharded:
         from torch.distributed.fsdp import fully_shard  # only here: PyTorch 2.6 or later
