@@ -37,6 +37,7 @@ def test_same_losses(data, stock, options, tolerance, tmp_path):
 @pytest.mark.parametrize("precision", ["--fp16", pytest.param("--autocast=bf16", marks=pytest.mark.slow)])
 def test_the_other_optimizer_continues_a_run_in_half_precision(precision, data, tmp_path, monkeypatch):
     """... and fairseq refuses it in float32, as `tupe.plugin.optim.FusedAdamW` says."""
+    pytest.importorskip("fairseq")
     monkeypatch.setattr("tupe.plugin.recorded.choose_precision", lambda config: None)  # fp16 without a GPU
     first, second = tmp_path / "first", tmp_path / "second"
     steps = ["--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
