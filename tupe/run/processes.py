@@ -28,8 +28,8 @@ def complete(command: Iterable) -> None:
 
 @contextmanager
 def workers(count: int, start: Callable = lambda: None, *arguments) -> Iterator[concurrent.futures.Executor]:
-    """`count` copies of this process, each of which calls start(*arguments) first; all have ended afterwards, at once
-    after an exception or a signal. Raises `concurrent.futures.BrokenExecutor` if one of them dies.
+    """`count` copies of this process, each of which calls start(*arguments) first; all have ended afterwards, whatever
+    they were doing. Raises `concurrent.futures.BrokenExecutor` if one of them dies.
 
     Not a `multiprocessing.Pool`, which waits for ever for a task whose worker was killed. Signals wait while workers
     are forked, because an exception that a handler raises meanwhile is lost; and while they end, because a signal that
@@ -41,11 +41,11 @@ def workers(count: int, start: Callable = lambda: None, *arguments) -> Iterator[
         with waiting_signals():
             pool.submit(int)  # the first task starts all workers
         yield pool
-    except BaseException:
-        _end_workers()
-        raise
     finally:
         with waiting_signals():
+            # Not asked, but ended: a worker that a signal to the whole group has just killed may hold the lock through
+            # which the others would hear that there is no more work.
+            _end_workers()
             pool.shutdown(cancel_futures=True)
 
 
