@@ -112,6 +112,11 @@ def test_silence_is_broken(begin, caplog, monkeypatch):
     assert not any("update 8" in line for line in lines(caplog))
 
 
+def test_the_thread_that_looks_sleeps():
+    """Also where there is no timeout: fairseq's own default is -1."""
+    assert [progress.seconds_between_looks(timeout) for timeout in (-1, 0, 20, 600)] == [10, 10, 2, 10]
+
+
 def test_losses_that_end_a_run(begin):
     def follow(losses, jump=0.0):
         """The number of losses that are taken, and the message with which they end."""

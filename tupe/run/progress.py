@@ -152,7 +152,7 @@ class Progress:
     # --------------------------------------------------------------------------------------------------- in a thread
 
     def _look(self):
-        while not self.ended.wait(min(self.timeout / 10 or SILENCE, SILENCE / 4, 10)):
+        while not self.ended.wait(seconds_between_looks(self.timeout)):
             now = time.monotonic()
             if self.tells and now - self.said >= SILENCE:
                 self.say(self.state())
@@ -167,3 +167,8 @@ class Progress:
         writer.start()
         writer.join(10)  # the disk may be what does not move
         os._exit(STALLED)
+
+
+def seconds_between_looks(timeout: float) -> float:
+    """Never 0: a thread that does not sleep takes the time of the training beside it. timeout: 0 or less for none."""
+    return min(SILENCE / 4, 10, timeout / 10 if timeout > 0 else 10)
