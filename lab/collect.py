@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.run import record
+from tupe.run.folder import is_locked, write_atomically
 
 from .plan import BITS, PRECISIONS, Trial, records
 
@@ -38,7 +39,7 @@ def collect(output: Path, data: Path | None = None) -> dict[str, list[dict]]:
     tables, prints = {name: [] for name in COLUMNS}, {}
     for trial, run in records(output).items():
         folder = trial.folder(output)
-        if run.state in ("finished", "failed") and not record.is_locked(folder):
+        if run.state in ("finished", "failed") and not is_locked(folder):
             for name, rows in tables_of(trial, run, folder).items():
                 tables[name] += rows
             if (folder / "model.pt").exists():
@@ -145,7 +146,7 @@ def write(tables: dict[str, list[dict]], folder: Path) -> None:
         writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(tables[name])
-        record.write_atomically(path, gzip.compress(text.getvalue().encode(), mtime=0))
+        write_atomically(path, gzip.compress(text.getvalue().encode(), mtime=0))
 
 
 def merge(known: dict[str, list[dict]], new: dict[str, list[dict]]) -> dict[str, list[dict]]:

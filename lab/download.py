@@ -28,7 +28,7 @@ import click
 
 from tupe.common import options
 from tupe.common.options import Command, ListOf
-from tupe.run.record import write_atomically
+from tupe.run.folder import write_atomically
 
 # ---- downloading packages
 

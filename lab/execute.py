@@ -17,6 +17,7 @@ from tupe.checkpoints.gate import read_checkpoint
 from tupe.data.splits import Split
 from tupe.evaluate.loading import load_model
 from tupe.run import record
+from tupe.run.folder import lock, unlock, write_atomically
 from tupe.sweep import runner
 
 from . import collect
@@ -31,7 +32,7 @@ def save_half(checkpoint: Path, output: Path) -> None:
     half = {name: value.half() if value.is_floating_point() else value for name, value in state["model"].items()}
     content = io.BytesIO()
     torch.save({**state, "model": half, "last_optimizer_state": None}, content)
-    record.write_atomically(output, content.getvalue())
+    write_atomically(output, content.getvalue())
 
 
 def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluation) -> None:
@@ -40,7 +41,7 @@ def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluatio
     checkpoint, weights = folder / "checkpoint_last.pt", folder / "model.pt"
     if state != "finished":
         return
-    while not record.lock(folder):
+    while not lock(folder):
         time.sleep(1)
     if checkpoint.exists():
         save_half(checkpoint, weights)
@@ -48,8 +49,8 @@ def evaluate_and_prune(data: Path, folder: Path, state: str, evaluate: Evaluatio
             path.unlink()
     if not (folder / "evaluation.json").exists():
         content = evaluate(*load_model(weights, data), data)
-        record.write_atomically(folder / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    record.unlock(folder)
+        write_atomically(folder / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    unlock(folder)
 
 
 def check_data(data: Path, output: Path, needed: int) -> None:
@@ -67,7 +68,7 @@ def check_data(data: Path, output: Path, needed: int) -> None:
         raise ValueError(f"{data}/valid holds {tokens:,} tokens, fewer than the {needed:,} of the evaluation")
     output.mkdir(parents=True, exist_ok=True)
     content = {"data": str(data), "fingerprint": ours}
-    record.write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def train(

@@ -31,6 +31,7 @@ from tupe.checkpoints.trained import read_model
 from tupe.common import options
 from tupe.common.architectures import plain_options
 from tupe.run import record
+from tupe.run.folder import write_atomically
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT
 QUESTION_TOKENS = 64  # of a question that are kept
@@ -305,7 +306,7 @@ def command(folder, squad, version, output, epochs, batch, lr, seed):
     output.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(output / "model")
     tokenizer.save_pretrained(output / "model")
-    record.write_atomically(
+    write_atomically(
         output / "predictions.json", json.dumps(texts, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     )
     about.save(output)

@@ -26,7 +26,7 @@ from tupe.common.options import FILE, Command, ListOf, QuietCommand
 from tupe.common.plotting import curves, heat, save
 from tupe.common.tables import TextTable
 from tupe.encoder import BLOCKS, Encoder
-from tupe.run.record import write_atomically
+from tupe.run.folder import write_atomically
 from tupe.schemes import SCHEMES
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words

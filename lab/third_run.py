@@ -22,6 +22,7 @@ from tupe.evaluate.loading import HeldOut
 from tupe.evaluate.order import evaluate
 from tupe.positions import load_scheme_file
 from tupe.run import record
+from tupe.run.folder import write_atomically
 from tupe.sweep import runner
 from tupe.text import TextEncoder
 
@@ -71,7 +72,7 @@ def begin(folder: Path, earlier: Path) -> None:
     """Let a run that has not begun continue another one's last checkpoint."""
     if not (folder / record.NAME).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        record.write_atomically(folder / "checkpoint_last.pt", (earlier / "checkpoint_last.pt").read_bytes())
+        write_atomically(folder / "checkpoint_last.pt", (earlier / "checkpoint_last.pt").read_bytes())
 
 
 def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
@@ -179,4 +180,4 @@ def write_page(runs, data):
         ]
         collect.write(collect.merge(collect.read(TABLES), found), TABLES)
     for name, text in zip(("delay.md", "delay.csv"), delay.page(), strict=True):
-        record.write_atomically(FIRST / name, text)
+        write_atomically(FIRST / name, text)

@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 from tupe.run import record
+from tupe.run.folder import lock, write_atomically  # noqa: F401  (the latter for what tests have it run)
 
 words = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[2:])
 folder = Path(words["output"])
 if "dry-run" in words:
     sys.exit("no such option --arhc" if "arhc" in words else 0)
-if (folder / "busy").exists() or not record.lock(folder):
+if (folder / "busy").exists() or not lock(folder):
     sys.exit(record.BUSY)
 if record.read(folder) and record.read(folder).state == "finished":  # another process was quicker
     sys.exit()

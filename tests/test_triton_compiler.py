@@ -18,11 +18,12 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from tupe import triton_attention
+from tupe.backend_sdpa import aligned
 
 card, dtype, length, width = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 padded = length % 64 > 0
 q = torch.empty(1, 12, length, width, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
-bias = triton_attention.in_whole_rows(torch.empty(12, length, length, dtype=q.dtype))
+bias = aligned(torch.empty(12, length, length, dtype=q.dtype), triton_attention.WIDEST_TILE)[..., :length]
 kinds = dict.fromkeys(["Q", "K", "V", "GRAD", "BIAS", "OUT", "DQ", "DK", "DV"], "*" + dtype)
 kinds |= dict.fromkeys(["LSE", "DELTA", "DBIAS"], "*fp32") | {"MASK": "*i8", "SEED": "*i64"}
 kinds |= dict.fromkeys(["scale", "gain"], "fp32")

@@ -51,10 +51,12 @@ class Sdpa(Chunking):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale), None
 
 
-def aligned(x: Tensor) -> Tensor:
+def aligned(x: Tensor, multiple: int = 8) -> Tensor:
     """x [..., L] in contiguous rows of a multiple of 8 numbers: CUDA's fused kernels copy or refuse others. In compiled
-    code, which is to serve every L, always more than L."""
+    code, which is to serve every L, always more than L. multiple: another one, for kernels that want it."""
     if is_exported():
         return x
-    more = 8 - x.size(-1) % 8 if is_traced() else -x.size(-1) % 8
-    return F.pad(x, (0, more)).contiguous()
+    length = x.size(-1)
+    if not is_traced() and length % multiple == 0:
+        return x.contiguous()
+    return F.pad(x, (0, multiple - length % multiple)).contiguous()

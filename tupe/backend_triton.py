@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from .attention import Backend, Batch, mask_logits
-from .backend_sdpa import Sdpa
+from .backend_sdpa import Sdpa, aligned
 from .positions import Positions
 from .token_positions import TokenPositions
-from .triton_attention import WIDEST, attention, in_whole_rows, interpreted, triton
+from .triton_attention import WIDEST, WIDEST_TILE, attention, interpreted, triton
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,9 @@ class Triton(Backend):
         """A window hides pairs in the bias: all pairs are computed."""
         if reach is not None:
             bias = mask_logits(bias, batch.near(reach)).expand(batch.heads, -1, -1)
-        return SharedBias(None if bias is None else in_whole_rows(bias.to(batch.dtype)), batch.packing.mask)
+        if bias is not None:
+            bias = aligned(bias.to(batch.dtype), WIDEST_TILE)[..., : bias.size(-1)]
+        return SharedBias(bias, batch.packing.mask)
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: SharedBias, scale: float,

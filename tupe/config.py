@@ -272,9 +272,15 @@ def check_together(values: Mapping[str, Any]) -> None:
     shares = [value(name) for name in ("leave_unmasked_prob", "random_token_prob")]
     if sum(shares) > 1:
         raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: sum above 1")
-    if 0 < value("max_tokens") < value("tokens_per_sample") and "task.tokens_per_sample" in values:
-        length = value("tokens_per_sample")
-        raise ValueError(f"--max-tokens is {value('max_tokens')}: a sequence has {length}; valid: at least {length}")
+    if "task.tokens_per_sample" in values:
+        check_tokens(value("max_tokens"), value("tokens_per_sample"))
+
+
+def check_tokens(most: int, length: int) -> None:
+    """Raise ValueError for a batch of fewer tokens (0: any number) than a sequence has, on which fairseq ends in an
+    AssertionError."""
+    if 0 < most < length:
+        raise ValueError(f"--max-tokens is {most}: a sequence has {length}; valid: at least {length}")
 
 
 # ------------------------------------------------------------------------------------------------------------ the words

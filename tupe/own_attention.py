@@ -79,6 +79,7 @@ class Terms:
         if causal and (unfit := [name for name in self.positions if not SCHEMES[name].causal]):
             raise ValueError(f"causal=True does not go with {unfit[0]}, which reads later tokens; leave {unfit[0]} out")
         self.token_positions, self.mask, self.causal = token_positions, mask, causal
+        self.terms: list[tuple[Tensor | None, Tensor | None]] = []  # of the layers, once they are asked for
         self.prepared: dict[tuple[int, int | None], tuple[Backend, Any]] = {}
         own = any(self.positions.having[hook] for hook in ("content", "gate", "value", "reach"))
         # Nothing but q k, of rotated q and k: PyTorch chooses its fastest kernel, and hides later tokens itself.
@@ -117,7 +118,8 @@ class Terms:
                 request = "sdpa"  # compiled code is one graph, on a CPU too
             backend, _ = choose(request, self.positions, "softmax", q.device, q.dtype, length)
             batch = Batch(self.token_positions, q.dtype, heads, Packing(self.mask), self.positions.untie_cls)
-            bias, gate = self.positions.terms(self.token_positions)[own]
+            self.terms = self.terms or self.positions.terms(self.token_positions)
+            bias, gate = self.terms[own]
             if self.causal:
                 earlier = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
                 bias = mask_logits(bias, earlier).expand(heads, -1, -1)

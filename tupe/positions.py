@@ -110,12 +110,6 @@ def is_loaded(file: str | Path) -> bool:
     return Path(file).resolve() in _loaded_files
 
 
-def files_behind(position: str) -> list[Path]:
-    """The files of `load_scheme_file` that registered schemes of a combination."""
-    names = {text.partition(":")[0] for text in position.split("+")}
-    return [path for path, registered in _loaded_files.items() if names.intersection(registered)]
-
-
 _loaded_files: dict[Path, list[str]] = {}  # file -> names of the schemes that it registered
 
 

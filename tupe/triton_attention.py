@@ -9,7 +9,6 @@ B batch, L sequence length, H heads, D width of a head, E width of a value head;
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -41,6 +40,7 @@ TILES = {  # of a kernel: the fastest of 7 or 8 on an H200, together at L = 512 
     "backward_bias": Tile(64, 64, 4, 3),
 }
 SMALL = Tile(64, 64, 4, 1)  # of heads whose rows are wider than 128 bytes
+WIDEST_TILE = max(tile.keys for tile in TILES.values())  # to a multiple of whose keys rows of a bias are laid out
 PROGRAMS = 768  # that fill a card: of `backward_bias`, which shares a short sequence's few tiles over the batch
 
 
@@ -342,15 +342,9 @@ def launch(
 
 
 def has_whole_rows(bias: Tensor, keys: int) -> bool:
-    """Whether rows of bias [H, L, L] go on, with any numbers, to a multiple of `keys`: see `in_whole_rows`."""
+    """Whether rows of bias [H, L, L] go on, with any numbers, to a multiple of `keys`. Then 16 bytes are loaded at a
+    time whatever L is, and 85 % of batches have an L that is no multiple of 8."""
     return bias.stride(2) == 1 and bias.stride(1) >= triton.cdiv(bias.size(2), keys) * keys
-
-
-def in_whole_rows(bias: Tensor) -> Tensor:
-    """bias [H, L, L] in rows of a multiple of the widest tile's keys: they begin where 16 bytes can be loaded at a time
-    whatever L is, and 85 % of batches have an L that is no multiple of 8."""
-    length = bias.size(2)
-    return F.pad(bias, (0, -length % max(tile.keys for tile in TILES.values())))[..., :length]
 
 
 attention = SharedBiasAttention.apply

@@ -16,7 +16,7 @@ import torch
 from tupe.common import options
 from tupe.common.options import ListOf
 from tupe.common.tables import TextTable
-from tupe.run.record import write_atomically
+from tupe.run.folder import write_atomically
 
 from .machine import DEVICE, PRECISIONS, facts
 

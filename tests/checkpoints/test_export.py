@@ -29,7 +29,8 @@ from tupe.encoder import BLOCKS
 from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.pretrained import load_dictionary
 from tupe.positions import CLS, Dims, bounded_schemes, check_combination, overrides, parse
-from tupe.run.record import Record, write_together
+from tupe.run.folder import write_together
+from tupe.run.record import Record
 from tupe.schemes import SCHEMES
 from tupe.text import TextEncoder
 

@@ -7,7 +7,7 @@ import pytest
 from helpers import ended, fork_tupe, write_data
 
 from tupe.common import console
-from tupe.run import record
+from tupe.run.folder import lock, unlock
 
 SIMPLE = (
     "epoch 001:     50 / 90 loss=5.365, ppl=41.2, wps=238.3, ups=3.15, wpb=75.5, bsz=4, num_updates=50, lr=0.0009, "
@@ -37,11 +37,11 @@ def test_lines_of_progress_become_rare(tmp_path, capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
     with console.logged():
-        record.lock(tmp_path)
+        lock(tmp_path)
         for number in range(100):
             clock[0] += 1
             logging.getLogger("train_inner").info(SIMPLE.replace("num_updates=50", f"num_updates={number}"))
-    record.unlock(tmp_path)
+    unlock(tmp_path)
     shown = [int(line.split()[2].rstrip(":")) for line in capsys.readouterr().out.splitlines() if "left" in line]
     assert shown[:5] == [0, 1, 2, 3, 4] and shown[5:] == list(range(14, 100, 10))
     assert (tmp_path / "train.log").read_text().count("num_updates=") == 100
@@ -57,11 +57,11 @@ def test_a_traceback_is_in_the_log_once_there_is_one(tmp_path, capsys):
     with console.logged():
         logging.getLogger("fairseq").info("before")
         assert fail() == "" and "Traceback" in capsys.readouterr().err
-        record.lock(tmp_path)
+        lock(tmp_path)
         assert fail() == "" or (tmp_path / "train.log").exists()
         logging.getLogger("fairseq").info("x" * 8000)
         assert fail() == f"; see {tmp_path / 'train.log'}"
-    record.unlock(tmp_path)
+    unlock(tmp_path)
     said, log = capsys.readouterr(), (tmp_path / "train.log").read_text()
     assert "Traceback" in log and "RuntimeError: so it is" in log and "x" * 8000 in log and "| before\n" in log
     assert log.startswith("$ ") and "x" * 8000 not in said.out and len(said.out.splitlines()) == 1

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from tupe.common.prepared import tokenizer_files
 from tupe.corpus.vocabulary import read_tokenizer, train_tokenizer
 from tupe.data.splits import Split
-from tupe.run.record import write_together
+from tupe.run.folder import write_together
 from tupe.text import TextEncoder
 
 TEXTS = [

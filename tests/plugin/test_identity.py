@@ -21,6 +21,7 @@ from helpers import (
 from tupe.cli.train import pretrain
 from tupe.plugin.settings import settings
 from tupe.run import record
+from tupe.run.folder import fingerprint, is_locked
 from tupe.run.record import read
 from tupe.schemes import SCHEMES
 
@@ -97,7 +98,7 @@ def test_another_setting_is_another_run(others, data, begun):
         train(pretrain_arguments(data, begun, *LONGER, *others))
     assert [said for said in others.values() if said not in str(refused.value)] == []
     assert "\n" not in str(refused.value) and refused.value.code == str(refused.value)
-    assert record.contents(begun) == before and not record.is_locked(begun)
+    assert record.contents(begun) == before and not is_locked(begun)
 
 
 def test_other_data_is_another_run(data, begun, tmp_path):
@@ -173,7 +174,7 @@ def test_a_start_that_fails_at_once_changes_nothing(error, data, begun, monkeypa
     monkeypatch.setattr(Trainer, "train_step", fail)
     with pytest.raises(type(error)):
         train(pretrain_arguments(data, begun, *LONGER))
-    assert record.contents(begun) == before and not record.is_locked(begun)
+    assert record.contents(begun) == before and not is_locked(begun)
 
 
 def test_a_run_that_made_no_update_binds_nobody(data, tmp_path, monkeypatch):
@@ -229,7 +230,7 @@ def test_several_files_of_encodings(data, tmp_path, request):
     request.addfinalizer(lambda: [SCHEMES.pop(f"own_{name}", None) for name in "ab"])
     words = ["--position=absolute+own_a+own_b", f"--position-file={files[0]}:{files[1]}"]
     train(pretrain_arguments(data, tmp_path / "run", *OPTIONS, *words, arch="bert_a_tiny"))
-    assert read(tmp_path / "run").config["model.position_file"] == record.fingerprint(files)
+    assert read(tmp_path / "run").config["model.position_file"] == fingerprint(files)
     files[1].write_text("# other\n" + files[1].read_text())
     with pytest.raises(ValueError, match=r"model.position_file \w{12} there, \w{12} here"):
         train(pretrain_arguments(data, tmp_path / "run", *LONGER, *words, arch="bert_a_tiny"))

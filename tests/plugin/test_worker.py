@@ -14,7 +14,8 @@ from tupe.cli import main
 from tupe.plugin import launch, worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
 from tupe.run import torchrun
-from tupe.run.record import BUSY, STOPPED, locked, read, state_of
+from tupe.run.folder import locked
+from tupe.run.record import BUSY, STOPPED, read, state_of
 
 TWO_GPUS = "import torch; torch.cuda.device_count = lambda: 2\nfrom tupe.cli import main\nmain()"  # or so it believes
 QUIET = ["--dropout=0", "--attention-dropout=0", "--max-update=6", "--total-num-update=14"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tupe.run import record
+from tupe.run.folder import lock, unlock
 from tupe.run.record import Record, clear_failure, git_commit, note_failure, read, state_of
 
 
@@ -77,11 +78,11 @@ def test_states_of_a_folder(tmp_path):
     run.begin()
     run.save(tmp_path)
     assert state_of(tmp_path) == "open"  # begun, but no process is there: it was killed
-    assert record.lock(tmp_path) and state_of(tmp_path) == "running"
+    assert lock(tmp_path) and state_of(tmp_path) == "running"
     run.end()
     run.save(tmp_path)
     assert state_of(tmp_path) == "running"  # its checkpoint is written after its scores
-    record.unlock(tmp_path)
+    unlock(tmp_path)
     assert state_of(tmp_path) == "finished" and run.finished_at
     run.end("diverged: loss nan")
     run.save(tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from helpers import write_run, write_runs
 
 from tupe.run import record
+from tupe.run.folder import lock
 from tupe.run.record import Record
 from tupe.sweep.collection import FinishedRun, collect
 from tupe.sweep.grid import Sweep
@@ -23,7 +24,7 @@ def test_finished_failed_and_stopped_runs(tmp_path):
     write_run(tmp_path / "running", "RTE", 2e-5, 4, 60.0, state="running")
     (tmp_path / "early").mkdir()
     record.note_failure(tmp_path / "early", "no such data", 2)  # before its run began
-    record.lock(tmp_path / "running")
+    lock(tmp_path / "running")
     collection = collect([tmp_path])
     assert [key[1:] for key in collection.finished] == [("RTE", 2e-5, 1)]
     assert [key[1:] for key in collection.broken] == [("RTE", 2e-5, 2)]

@@ -174,7 +174,7 @@ STUBBORN = """
 import signal, subprocess
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = subprocess.Popen(["sleep", "600"])  # ignores SIGTERM, too
-record.write_atomically(folder / "pids", f"{os.getpid()} {child.pid}")
+write_atomically(folder / "pids", f"{os.getpid()} {child.pid}")
 """
 
 
@@ -268,7 +268,7 @@ assert server == forkserver._forkserver._forkserver_pid
 
 def test_a_runner_that_is_killed_leaves_processes_that_the_next_one_waits_for(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)
-    behave = "record.write_atomically(folder / 'pids', str(os.getpid())); time.sleep(2)"
+    behave = "write_atomically(folder / 'pids', str(os.getpid())); time.sleep(2)"
     jobs = [job(tmp_path / name, behave) for name in "ab"] + [job(tmp_path / "c")]
     process, _ = start_runner(*jobs)
     process.kill()

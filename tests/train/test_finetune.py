@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from tupe.cli import main
 from tupe.data.examples import Examples, collate
 from tupe.modeling_tupe import TupeForSequenceClassification
-from tupe.run.record import REFUSED, STOPPED, fingerprint, read, updates_of
+from tupe.run.folder import fingerprint
+from tupe.run.record import REFUSED, STOPPED, read, updates_of
 from tupe.sweep.grid import Sweep
 from tupe.train.saved import checkpoints
 

@@ -32,7 +32,8 @@ from tupe.cli import main
 from tupe.common.recipes import read as read_recipe
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.run import progress
-from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, locked, read, state_of, updates_of
+from tupe.run.folder import locked
+from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, read, state_of, updates_of
 from tupe.train import pretrain
 from tupe.train.saved import STATE, checkpoints, newest
 from tupe.train.settle import settle

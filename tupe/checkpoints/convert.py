@@ -21,7 +21,7 @@ from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import ModelConfig
 from ..positions import canonical
-from ..run.record import write_together
+from ..run.folder import write_together
 from ..text import MASK, TextEncoder, load_tokenizer
 from .export import export
 from .trained import (

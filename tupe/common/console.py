@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..run import record as records
+from ..run.folder import held
 
 NAME = "train.log"
 FORMAT = logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s", "%Y-%m-%d %H:%M:%S")
@@ -41,10 +42,10 @@ class Log(logging.handlers.MemoryHandler):
 
     def __init__(self):
         super().__init__(capacity=1)
-        self.others = records.held()  # locked before: not of this run
+        self.others = held()  # locked before: not of this run
 
     def flush(self) -> None:
-        folder = next((folder for folder in records.held() if folder not in self.others), None)
+        folder = next((folder for folder in held() if folder not in self.others), None)
         if self.target is None and folder is not None:
             file = File(folder / NAME, encoding="utf-8", errors="backslashreplace", delay=True)
             file.setFormatter(FORMAT)

@@ -25,7 +25,7 @@ from ..common.options import Command, shorten
 from ..common.prepared import check_name, tasks_in
 from ..normaliser import SENTENCES
 from ..run import processes
-from ..run.record import naming, owned, write_atomically
+from ..run.folder import naming, owned, write_atomically
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus

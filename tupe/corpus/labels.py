@@ -14,7 +14,7 @@ from ..common.prepared import check_name, check_replaced, encoding, tasks_in
 from ..data.glue import TASKS, Glue
 from ..data.splits import folders_of
 from .records import number_of, read_fields, text_of
-from .tasks import describe, prepare_task, remove_partial
+from .tasks import describe, prepare_task
 
 MOST = 20  # different numbers that count as classes
 HELD_OUT = 0.1  # of each class
@@ -136,7 +136,6 @@ def prepare(
     if again := sum(texts in known for texts, _ in splits[1][1]):
         click.echo(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
     with encoding(vocabulary, output, workers) as map_rows:
-        remove_partial(output)
         return prepare_task(name, task, splits, vocabulary, output, map_rows)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..common.options import shorten, shorten_list
 from ..normaliser import is_blank
-from ..run.record import files_below
+from ..run.folder import files_below
 from . import records
 from .records import DAMAGE, MAX_DOCUMENT, RECORDS, Bad, File, Reading, imported, open_binary
 from .stats import Stats

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..common.options import shorten
 from ..common.tables import TextTable
-from ..run.record import write_atomically
+from ..run.folder import write_atomically
 
 SAMPLES = 20  # examples of dropped text kept per reason, for a person to read
 SAMPLE_CHARS = 200

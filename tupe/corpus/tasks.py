@@ -15,7 +15,7 @@ from ..common.prepared import check_name, check_replaced, encoding, tasks_in, wo
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
 from ..normaliser import is_blank
-from ..run.record import naming, write_atomically
+from ..run.folder import naming, write_atomically
 from .records import File, Reading, check_columns, number_of
 from .stats import Stats
 
@@ -121,16 +121,9 @@ def prepare(
         for split, path in _files_of(name, source / name):
             read_split(name, split, path)
     with encoding(vocabulary, output, workers) as map_rows:
-        remove_partial(output)
         for name in names:
             splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, source / name))
             yield name, prepare_task(name, TASKS[name], splits, vocabulary, output, map_rows)
-
-
-def remove_partial(output: Path) -> None:
-    """What processes left in a folder that were killed."""
-    for partial in output.glob(".*.partial"):
-        shutil.rmtree(partial)
 
 
 def _encode(texts):

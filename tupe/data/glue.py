@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.options import shorten_list, task_key
-from ..run.record import write_atomically
+from ..run.folder import write_atomically
 from ..text import TextEncoder
 from .splits import Split, check_split, read_symbols
 

@@ -22,7 +22,7 @@ from ..common import options
 from ..data.blocks import BOS, Blocks
 from ..data.masks import MaskedBlocks
 from ..data.splits import HELD_OUT_SEED, Split, folders_of
-from ..run.record import write_atomically
+from ..run.folder import write_atomically
 from ..text import MASK
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from ..common.options import QuietCommand, output
 from ..common.tables import TextTable
 from ..normaliser import is_blank
-from ..run import record
+from ..run.folder import files_below, write_atomically
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
 from .loading import models, write_results
@@ -59,7 +59,7 @@ def read_paradigms(source: str | Path) -> list[Paradigm]:
     source = Path(source)
     if not source.exists():
         raise ValueError(f"not found: {source}; give a .jsonl or .txt file, or a folder of them")
-    files = record.files_below(source) if source.is_dir() else [source]
+    files = files_below(source) if source.is_dir() else [source]
     paradigms = [_paradigm(path) for path in files if path.suffix in (".jsonl", ".txt")]
     if not paradigms:
         raise ValueError(f"{source} holds no .jsonl and no .txt file (an archive has to be unpacked)")
@@ -218,4 +218,4 @@ def command(models, pairs, output):
     results = {label: evaluate(model, TextEncoder(text.data), paradigms) for label, model, text in models}
     summaries = {label: summary(of_model, paradigms) for label, of_model in results.items()}
     write_results(output, "minimal_pairs", summaries, "\n".join(table.markdown() for table in tables(summaries)))
-    record.write_atomically(output / "pairs.csv", of_pairs(results).csv())
+    write_atomically(output / "pairs.csv", of_pairs(results).csv())

@@ -16,7 +16,7 @@ from ..data.glue import TASKS, check_glue, glue_name, own_task, read_targets, sc
 from ..data.masks import UNMASKED
 from ..modeling_tupe import TupeForSequenceClassification
 from ..run import record
-from ..run.record import write_atomically
+from ..run.folder import write_atomically
 from .loading import split_label
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5. A task with

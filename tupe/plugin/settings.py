@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..common.options import did_you_mean, split_files
 from ..config import APART, PLACES, flag
-from ..run.record import fingerprint
+from ..run.folder import fingerprint
 from .model import TUNABLE, spell_names
 
 REGISTERED = {"task": TASK_DATACLASS_REGISTRY, "model": MODEL_DATACLASS_REGISTRY}

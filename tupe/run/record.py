@@ -20,21 +20,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..config import TORCH, may_change
-from .folder import (  # noqa: F401  (where the other rooms look for them)
-    DISK,
-    FULL,
-    files_below,
-    fingerprint,
-    held,
-    is_locked,
-    lock,
-    locked,
-    naming,
-    owned,
-    unlock,
-    write_atomically,
-    write_together,
-)
+from .folder import is_locked, write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..data.glue import TASKS, own_task
 from ..run import record
+from ..run.folder import files_below
 from ..run.record import Record
 from .grid import Sweep
 
@@ -110,7 +111,7 @@ def collect(folders: Iterable[str | Path]) -> Collection:
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
-        for path in record.files_below(folder):
+        for path in files_below(folder):
             if (there := {record.NAME: runs, "sweep.json": sweeps}.get(path.name)) is not None:
                 there.setdefault(path.parent.resolve(), path.parent)
     for folder in runs.values():

@@ -25,6 +25,7 @@ from ..common.tables import TextTable
 from ..encoder import ModelConfig
 from ..positions import CLS, Dims, Positions
 from ..run import record
+from ..run.folder import write_atomically
 from . import runner
 from .collection import collect
 from .grid import Sweep, check_tasks, option_of, options_in
@@ -195,7 +196,7 @@ def command(
     finished = [job for job, state in states.items() if state == "finished"]
     if not tasks:
         table = losses_table(finished, unigram_entropy(data)).markdown()
-        record.write_atomically(output / "losses.md", table)
+        write_atomically(output / "losses.md", table)
         click.echo(table)
     sweeps = [plan_fine_tuning(job.folder, output, glue, tasks, lrs, seeds, fine_tuning) for job in finished if tasks]
     for sweep in sweeps:

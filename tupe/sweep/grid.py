@@ -17,6 +17,7 @@ from .. import config
 from ..common.options import CONFIGS, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in
 from ..run import record
+from ..run.folder import fingerprint, locked, write_atomically
 from . import runner
 from .runner import Job
 
@@ -110,7 +111,7 @@ class Sweep:
         for path in [*paths, *itertools.starmap(Path, parts)]:
             read = [path] if path.is_file() else [file for name in READ for file in sorted(path.glob(name))]
             if read:
-                files[str(path)] = record.fingerprint(read)
+                files[str(path)] = fingerprint(read)
         return files
 
     @property
@@ -158,12 +159,12 @@ class Sweep:
         if self.keep_best and state == "finished":
             metric, score = record.read(job.folder).best()
             best = place / "best.json"
-            with record.locked(place / "best.lock"):
+            with locked(place / "best.lock"):
                 known = json.loads(best.read_text()) if best.exists() else None
                 if checkpoint.exists() and (not known or score > known["score"] or known["run"] == job.folder.name):
                     content = {"score": score, "metric": metric, "run": job.folder.name}
                     # first: a start after a kill does the rest
-                    record.write_atomically(best, json.dumps(content, allow_nan=False) + "\n")
+                    write_atomically(best, json.dumps(content, allow_nan=False) + "\n")
                     shutil.rmtree(place / checkpoint.name, ignore_errors=True)
                     checkpoint.replace(place / checkpoint.name)
         if state in ("finished", "failed"):
@@ -180,7 +181,7 @@ class Sweep:
         Raises ValueError if that is the sweep of another recipe, other options or other names in the grid.
         """
         self.output.mkdir(parents=True, exist_ok=True)
-        with record.locked(self.output / "sweep.lock"):
+        with locked(self.output / "sweep.lock"):
             grid, earlier = self.grid, Sweep.read(self.output)
             if earlier:
                 self._refuse_another(earlier)
@@ -190,7 +191,7 @@ class Sweep:
                 "recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best,
                 "files": {**(earlier.files if earlier else {}), **self.files},
             }  # fmt: skip
-            record.write_atomically(self.output / "sweep.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+            write_atomically(self.output / "sweep.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def _refuse_another(self, earlier):
         def settings(sweep):
@@ -206,8 +207,8 @@ class Sweep:
         ]
         if different:
             raise ValueError(f"{self.output} holds another sweep ({'; '.join(different)}); choose another folder")
-        for path, fingerprint in self.files.items():
-            if earlier.files.get(path, fingerprint) != fingerprint:
+        for path, content in self.files.items():
+            if earlier.files.get(path, content) != content:
                 raise ValueError(f"{path} has changed since the runs of {self.output} began; choose another folder")
 
 

@@ -8,7 +8,7 @@ import click
 from ..common import options
 from ..common.architectures import split_size
 from ..common.tables import TextTable
-from ..run.record import write_atomically
+from ..run.folder import write_atomically
 from .collection import Collection, Model, collect, with_unit
 from .scores import (
     COLUMNS,
