@@ -31,10 +31,10 @@ MASKED_LM = {
     "mask_whole_words": bool, "mask_multiple_length": int, "mask_stdev": float, **SHORTEN, "seed": int,
     "include_target_tokens": bool, "include_index": bool, "skip_masking": bool, "d2v2_multi": bool,
 }  # fmt: skip
-OURS = {"stop_at_jump": float, "finetune_from_model": str}
+OURS = {"finetune_from_model": str}
 PRETRAINING = {
     "data": str, "sample_break_mode": ("complete",), "tokens_per_sample": int, "mask_prob": float,
-    "leave_unmasked_prob": float, "random_token_prob": float, "seed": int, "long_sentences": ("cut", "skip"), **OURS,
+    "leave_unmasked_prob": float, "random_token_prob": float, "seed": int, **OURS,
 }  # fmt: skip
 PARTS = {  # what a checkpoint chooses by name, and fairseq then builds: ours, and those of fairseq's that recipes use
     "task": {

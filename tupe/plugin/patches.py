@@ -73,7 +73,7 @@ PATCHES = [
     Patch("fairseq.trainer.Trainer.train_step", without_empty_batches,
           "an empty batch at the end of an epoch discards the update of its process", UNFIXED),
     Patch("fairseq.trainer.Trainer.train_step", steps.train_step,
-          "a signal, a loss that is not finite or has jumped, and a stall end the run", OURS),
+          "a signal, a loss that is not finite, and a stall end the run", OURS),
     Patch("fairseq.trainer.Trainer.valid_step", steps.with_progress,
           "a batch of validation is progress for `--heartbeat-timeout`", OURS),
     Patch("fairseq.trainer.Trainer.save_checkpoint", steps.with_progress,

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Optional
@@ -43,10 +43,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RecordedTaskConfig(FairseqDataclass):
-    stop_at_jump: float = field(
-        default=0.0,
-        metadata={"help": "end the run if its loss is this far above its lowest mean in 100 updates (bits or nats)"},
-    )
     # Taken from another section of the configuration; not an option of its own.
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (fairseq reads this spelling)
 
@@ -273,8 +269,8 @@ class FairseqRun(Run):
         # fairseq would send itself a signal after that time, which a process that hangs does not handle.
         timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
         cpu = self.config.common.cpu or not torch.cuda.is_available()
-        tells, jump = self.writes and yes is not None, self.config.task.stop_at_jump
-        self.progress = Progress(self.updates_in_all(), cpu, tells, bool(yes), timeout, jump, self.note_stall)
+        tells = self.writes and yes is not None
+        self.progress = Progress(self.updates_in_all(), cpu, tells, bool(yes), timeout, self.note_stall)
 
 
 # ------------------------------------------------------------------------------------- the one run of this process
