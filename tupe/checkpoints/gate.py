@@ -21,7 +21,7 @@ from ..encoder import ModelConfig, names_in
 from ..names import ELECTRA, split_size
 
 # {option: its type, or its choices}. Of other sections of a configuration nothing is read.
-RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": bool, "load_checkpoint_heads": bool}
+RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": bool}
 MODEL = {names_in("fairseq")[f.name]: f.metadata["choices"] or f.type for f in fields(ModelConfig)} | RUNNING
 COMMON = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), bool) | {"seed": int}
 SHORTEN = {"shorten_method": ("none", "truncate", "random_crop"), "shorten_data_split_list": str}
@@ -62,7 +62,7 @@ PARTS = {  # what a checkpoint chooses by name, and fairseq then builds: ours, a
 }  # fmt: skip
 REST = {  # what a checkpoint holds beside its configuration and its model -> its types
     "criterion": (dict, type(None)), "optimizer_history": list, "task_state": (dict, type(None)), "extra_state": dict,
-    "last_optimizer_state": (dict, type(None)), "fsdp_metadata": dict,
+    "last_optimizer_state": (dict, type(None)),
 }  # fmt: skip
 METERS = ("AverageMeter", "SumMeter", "TimeMeter", "StopwatchMeter", "ConcatTensorMeter")  # fairseq calls them by name
 
@@ -132,7 +132,7 @@ def _defaults(architecture):
     """What an older checkpoint does not say of its model."""
     theirs = names_in("fairseq")
     own = {theirs[f.name]: f.default for f in fields(ModelConfig)}
-    running = {"autocast": "none", "position_file": "", "compile": False, "load_checkpoint_heads": False}
+    running = {"autocast": "none", "position_file": "", "compile": False}
     return {**running, **own, **{theirs[option]: value for option, value in preset(architecture).items()}}
 
 

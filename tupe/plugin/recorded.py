@@ -148,9 +148,6 @@ def check_last_checkpoint(config: DictConfig) -> None:
     epochs, every = config.optimization.max_epoch, config.checkpoint.save_interval
     if config.checkpoint.patience > 0:
         raise ValueError("patience: a run is as long as max_update or max_epoch says; leave it out")
-    for name in ("checkpoint_suffix", "no_last_checkpoints"):
-        if config.checkpoint[name]:
-            raise ValueError(f"{name}: a run goes on from checkpoint_last.pt; leave it out")
     if epochs > 0 and not config.optimization.max_update > 0 and epochs % every:
         raise ValueError(f"save_interval={every}: the last of {epochs} epochs would not be saved; valid: a divisor")
 
@@ -202,10 +199,7 @@ class FairseqRun(Run):
     def checkpoint(self, restore_file: str) -> dict | None:
         """The checkpoint of that name; None if there is none in the folder, or it is damaged, which the launcher deals
         with. Raises ValueError for one of elsewhere that cannot be gone on from."""
-        path = Path(restore_file)
-        if restore_file == LAST:
-            shard = "-shard0" if self.config.distributed_training.use_sharded_state else ""
-            path = self.folder / f"checkpoint_last{shard}.pt"
+        path = self.folder / LAST if restore_file == LAST else Path(restore_file)
         try:
             return read_checkpoint(path, mmap=True, trained=self.config.model._name)
         except ValueError as error:
