@@ -495,8 +495,7 @@ def build_from(cfg, dictionary):
     from fairseq.tasks.masked_lm import MaskedLMTask
     from omegaconf import OmegaConf
 
-    model_cfg = OmegaConf.create({**cfg["model"], "load_checkpoint_heads": True})
-    return models.build_model(model_cfg, MaskedLMTask(OmegaConf.create(cfg["task"]), dictionary))
+    return models.build_model(OmegaConf.create(cfg["model"]), MaskedLMTask(OmegaConf.create(cfg["task"]), dictionary))
 
 
 def new_checkpoint(cfg, model):

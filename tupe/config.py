@@ -118,10 +118,6 @@ class Training:
     mask_prob: float = option(0.15, "task", "The share of the tokens that is predicted.", (0.001, 0.99), of=(PRETRAIN,))
     leave_unmasked_prob: float = option(0.1, "task", "The share of these that stay.", SHARE, of=(PRETRAIN,))
     random_token_prob: float = option(0.1, "task", "The share of these that become another.", SHARE, of=(PRETRAIN,))
-    long_sentences: str = option(
-        "cut", "task", "Sentences that fit into no block are cut between words, or skipped.", choices=("cut", "skip"),
-        of=(PRETRAIN,),
-    )  # fmt: skip
     glue_task: str = option("", "task", "The task: --task.", of=(FINETUNE,), record=APART)
     criterion: str = option("masked_lm", "criterion", "The loss.", key="_name")
     arch: str = option("tupe_r", "model", "The architecture.", key="_name", of=(PRETRAIN,), record=APART)
@@ -336,7 +332,7 @@ MAY_CHANGE = (
     # how long, and what is saved, scored and logged meanwhile
     "checkpoint.save_*", "checkpoint.keep_*", "checkpoint.no_*", "checkpoint.best_*", "checkpoint.maximize_*",
     "checkpoint.patience", "checkpoint.write_*", "checkpoint.load_*", "checkpoint.checkpoint_*", "dataset.validate_*",
-    "common.log_*", "common.no_progress_bar", "optimization.stop_time_hours", "task.stop_at_jump",
+    "common.log_*", "common.no_progress_bar", "optimization.stop_time_hours",
     # where it runs; `optimization.update_freq` is compared times the number of processes
     "distributed_training.distributed_world_size", "dataset.data_buffer_size", "dataset.update_epoch_batch_itr",
     "common.empty_cache_freq", "common.all_gather_list_size",

@@ -142,12 +142,13 @@ def test_every_scheme_has_the_same_logits(position, data, tmp_path):
     tokens, real = batch(model)
     theirs = load("AutoModelForMaskedLM", out)
     with torch.no_grad():
-        logits, extra = model(tokens, return_all_hiddens=True)
+        logits, _ = model(tokens)
+        _, hiddens = model.encoder(tokens, return_all_hiddens=True)
         for kind in ("sdpa", "eager"):
             theirs.config._attn_implementation = kind
             got = theirs(tokens, output_hidden_states=True)
             same(got.logits, logits, real)
-            same(got.hidden_states[1], extra["inner_states"][1], real)
+            same(got.hidden_states[1], hiddens[1], real)
         if not bounded_schemes(position):  # longer than in training
             longer = tokens.repeat(1, 1 + model.cfg.max_positions // tokens.size(1))
             same(theirs(longer).logits, model(longer)[0], longer.ne(1))

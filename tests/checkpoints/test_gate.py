@@ -31,7 +31,6 @@ from tupe.checkpoints.gate import ADMITTED, COMMON, admit, allow, read_checkpoin
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 from tupe.evaluate.loading import load_model
-from tupe.plugin.model import TupeModel
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +121,11 @@ def write(state, name, folder):
 def test_hostile_files_are_refused_in_one_line(name, state, tmp_path):
     path, said = write(state, name, tmp_path)
     fairseqs = checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_model_ensemble_and_task
-    for read in (read_checkpoint, read_model, *fairseqs, from_pretrained):
+    for read in (read_checkpoint, read_model, *fairseqs):
         with pytest.raises(ValueError) as error:
             read([str(path)] if read is fairseqs[1] else str(path))
         assert re.search(said, str(error.value)) and str(path) in str(error.value) and "\n" not in str(error.value)
     assert len(str(error.value)) < 300 + len(str(path)) and not (tmp_path / "PWNED").exists()
-
-
-def from_pretrained(path):
-    return TupeModel.from_pretrained(Path(path).parent, Path(path).name)
 
 
 def test_behind_the_gate_they_would_run(tmp_path):
@@ -298,7 +293,7 @@ def roberta(good):
 
 def test_another_model_of_fairseq_is_named_in_one_line(roberta):
     fairseqs = checkpoint_utils.load_model_ensemble_and_task
-    for read in (read_checkpoint, load_model, from_pretrained, lambda path: fairseqs([str(path)])):
+    for read in (read_checkpoint, load_model, lambda path: fairseqs([str(path)])):
         with pytest.raises(
             ValueError, match="^[^\n]*roberta.pt is no checkpoint of this project: its model is 'roberta"
         ):

@@ -36,20 +36,11 @@ def stock_blocks(folder, length, split="train"):
     return [blocks[i].tolist() for i in range(len(blocks))]
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_blocks_of_sentences_that_fit_are_fairseqs(folder, cut):
-    theirs = [block for block in stock_blocks(folder, 64) if not cut or set(block[1:]) != {EOS}]
-    ours = Blocks(folder / "train", 64, read_symbols(folder), cut)
+def test_blocks_of_sentences_that_fit_are_fairseqs(folder):
+    theirs = [block for block in stock_blocks(folder, 64) if set(block[1:]) != {EOS}]
+    ours = Blocks(folder / "train", 64, read_symbols(folder))
     assert [block.tolist() for block in ours] == theirs and len(ours) > 1
-    assert ours.sizes.tolist() == [len(block) for block in theirs] and ours.left_out == 0
-
-
-def test_long_sentences_left_out_are_those_that_fairseq_leaves_out(folder):
-    theirs = [block for block in stock_blocks(folder, 12) if len(block) <= 12]
-    ours = Blocks(folder / "train", 12, read_symbols(folder), cut=False)
-    assert [block.tolist() for block in ours] == theirs
-    total = len(Split(folder / "train").tokens)
-    assert 0 < ours.left_out == pytest.approx(1 - sum(len(block) - 1 for block in theirs) / total)
+    assert ours.sizes.tolist() == [len(block) for block in theirs]
 
 
 @pytest.mark.parametrize("length", [6, LENGTH])
@@ -61,11 +52,11 @@ def test_no_text_is_lost_where_sentences_are_cut(folder, length):
 
 
 @pytest.mark.parametrize("chunk", [1, 7])
-@pytest.mark.parametrize("length, cut", [(6, True), (12, False), (64, True)])
-def test_borders_do_not_depend_on_how_many_sentences_are_looked_at(folder, length, cut, chunk, monkeypatch):
-    whole = [block.tolist() for block in Blocks(folder / "train", length, read_symbols(folder), cut)]
+@pytest.mark.parametrize("length", [6, 64])
+def test_borders_do_not_depend_on_how_many_sentences_are_looked_at(folder, length, chunk, monkeypatch):
+    whole = [block.tolist() for block in Blocks(folder / "train", length, read_symbols(folder))]
     monkeypatch.setattr(module, "CHUNK", chunk)
-    assert [block.tolist() for block in Blocks(folder / "train", length, read_symbols(folder), cut)] == whole
+    assert [block.tolist() for block in Blocks(folder / "train", length, read_symbols(folder))] == whole
 
 
 @pytest.mark.parametrize("marks", [["▁a", "b"], ["a@@", "b"]], ids=["sentencepiece", "bpe codes"])
@@ -100,20 +91,20 @@ def large(monkeypatch):
 
 
 def test_borders_on_the_disk(folder, large, monkeypatch, tmp_path):
-    """They are written once, mapped by all, and found anew for other data, another length and other ways to cut."""
+    """They are written once, mapped by all, and found anew for other data and another length."""
     symbols, split = read_symbols(folder), Split(folder / "train")
     monkeypatch.setattr(module, "CHUNK", 50)
-    found = borders_of(split, LENGTH - 1, symbols, True)
+    found = borders_of(split, LENGTH - 1, symbols)
     file = folder / f"train.blocks-{LENGTH}"
     assert isinstance(found, np.memmap) and file.is_file() and not Path(f"{file}.partial").exists()
     with monkeypatch.context() as patch:
         patch.setattr(module, "find_borders", None)  # it is not called again
-        assert (borders_of(split, LENGTH - 1, symbols, True) == found).all()
+        assert (borders_of(split, LENGTH - 1, symbols) == found).all()
     os.utime(folder / "train.bin", ns=(1, 1))
     content, inode = file.read_bytes(), file.stat().st_ino
-    assert (borders_of(split, LENGTH - 1, symbols, True) == found).all()
+    assert (borders_of(split, LENGTH - 1, symbols) == found).all()
     assert file.read_bytes() != content and file.read_bytes()[32:] == content[32:] and file.stat().st_ino != inode
-    assert len(borders_of(split, 8, symbols, True)) > len(found)
+    assert len(borders_of(split, 8, symbols)) > len(found)
     assert {path.name for path in folder.glob("*blocks*")} == {file.name, "train.blocks-9"}
     for path in folder.glob("*blocks*"):
         path.unlink()

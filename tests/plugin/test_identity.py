@@ -303,11 +303,6 @@ def test_fine_tuning_is_compared_too(learnable, pretrained, tmp_path):
     assert record.contents(folder) == before
 
 
-def test_a_finished_run_says_so_last(data, begun, caplog):
-    assert train(pretrain_arguments(data, begun, *OPTIONS)) == []
-    assert caplog.messages[-1] == f"{begun} holds the finished run already: nothing to train"
-
-
 def test_a_stopped_run_says_so_last(data, tmp_path, monkeypatch, caplog):
     step = Trainer.train_step
 

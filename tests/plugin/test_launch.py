@@ -254,13 +254,6 @@ def test_no_option_stands_twice():
     assert (args.arch, args.max_update, args.save_dir, args.lr, args.seed) == ("tupe_a_mini", 50, "x", [1e-4], 3)
 
 
-@pytest.mark.parametrize(
-    "overrides", [["+model.position=rope", "+model.cls=tied"], ["model=urpe", "model.position=rope"]]
-)
-def test_hydra_takes_the_name_of_a_scheme(overrides):
-    assert parse(recipe(overrides=overrides)).position == "rope"
-
-
 def test_a_number_of_steps_is_a_list_of_one():
     assert parse(recipe(overrides=["optimization.update_freq=2"])).batch_size == 32  # of 64
 
@@ -270,12 +263,6 @@ def test_overrides_without_a_value_are_refused():
         recipe(overrides=["optimization.lr=[1e-4"])
     with pytest.raises(ValueError, match="--fp16 is no; valid: true, false"):
         recipe(overrides=["common.fp16=no"])
-
-
-def test_an_override_outside_of_a_section_is_refused():
-    for word in ("seed=3", "glue=rte"):
-        with pytest.raises(ValueError, match=f"pretrain: {word}: valid: SECTION.KEY=VALUE, model=NAME$"):
-            recipe(overrides=[word])
 
 
 def test_unknown_names_are_refused(tmp_path, monkeypatch):

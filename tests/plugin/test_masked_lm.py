@@ -20,7 +20,7 @@ from helpers import (
 )
 from omegaconf import OmegaConf
 
-from tupe.data.splits import Split, write_split
+from tupe.data.splits import write_split
 from tupe.encoder import second_segment
 from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
 from tupe.plugin.schedule import count_updates
@@ -40,37 +40,13 @@ def transcripts(folder, lines=30, valid_lines=10, words=100):
 
 
 def test_text_without_full_stops_is_trained_on(tmp_path):
-    """All of it; and left out, it is refused."""
+    """All of it."""
     data, seen = transcripts(tmp_path / "data"), []
     options = ["--max-epoch=1", "--max-update=1000", "--num-workers=0", "--no-save"]
     train(pretrain_arguments(data, tmp_path / "run", *options), on_step=lambda batches: seen.extend(batches))
     restored = [torch.where(b["target"].ne(1), b["target"], b["net_input"]["src_tokens"]) for b in seen]
     tokens = sum(int((ids > EOS).sum()) for ids in restored)
     assert tokens == 30 * 100 and all((ids > EOS).any(1).all() for ids in restored)
-    assert read(tmp_path / "run").left_out == {"train": 0.0, "valid": 0.0}
-    with pytest.raises(ValueError, match="99% of the tokens of .train. would be .* up to 5%, or --long-sentences cut"):
-        train(pretrain_arguments(data, tmp_path / "other", *options, "--long-sentences=skip"))
-
-
-def test_left_out_as_by_fairseq(start, tmp_path):
-    """A few long sentences: an epoch has the blocks of masked_lm, and their share is in the record."""
-    data = write_data(tmp_path / "data")
-    lines = [line.tolist() for line in Split(data / "train")]
-    lines.insert(7, [*[9] * 30, EOS])
-    write_split(data / "train", lines, 4 + WORDS)
-    seen = {name: [] for name in ("masked_lm", "skip", "cut")}
-
-    def run(name, *options):
-        words = [*options, "--num-workers=0", "--no-save", "--max-epoch=1", "--max-update=99"]
-        train(pretrain_arguments(data, tmp_path / name, *words), on_step=lambda batches: seen[name].extend(batches))
-        texts = [torch.where(b["target"].ne(1), b["target"], b["net_input"]["src_tokens"]) for b in seen[name]]
-        return sorted(bytes(row[row != 1].numpy()) for rows in texts for row in rows)
-
-    stock = run("masked_lm", "--task=masked_lm")
-    assert run("skip", "--long-sentences=skip") == stock != run("cut")
-    share = 31 / sum(map(len, lines))
-    assert read(tmp_path / "skip").left_out == {"train": pytest.approx(share), "valid": 0.0} and 0.01 < share < 0.05
-    assert read(tmp_path / "cut").left_out == {"train": 0.0, "valid": 0.0}
 
 
 @pytest.mark.parametrize("criterion", ["masked_lm", "masked_lm_chunked"])

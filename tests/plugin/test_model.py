@@ -7,6 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from fairseq import models as fairseq_models
+from fairseq.checkpoint_utils import load_model_ensemble
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.tasks.masked_lm import MaskedLMTask
 from helpers import build, load, make_dictionary, pretrain_arguments, train, write_data
@@ -20,7 +21,7 @@ from tupe.common.architectures import ARCHITECTURES, SIZES, with_size
 from tupe.cpu import bf16_speed
 from tupe.encoder import ModelConfig
 from tupe.plugin import model as tupe_model
-from tupe.plugin.model import TupeModel, core_config, load_scheme_files
+from tupe.plugin.model import core_config, load_scheme_files
 from tupe.plugin.pretrained import structure
 from tupe.schemes import SCHEMES
 
@@ -115,13 +116,6 @@ def test_head_that_does_not_fit_is_dropped_with_a_warning(mine, caplog):
     assert "dropping the checkpoint's head 'rte'" in caplog.text
     if mine:
         assert torch.equal(before, fresh.classification_heads["rte"].out_proj.weight)
-
-
-def test_heads_are_created_on_request():
-    trained, fresh = build(), build(load_checkpoint_heads=True)
-    trained.register_classification_head("rte", num_classes=2, inner_dim=64)
-    fresh.load_state_dict(trained.state_dict())
-    assert torch.equal(trained.classification_heads["rte"].dense.weight, fresh.classification_heads["rte"].dense.weight)
 
 
 # ---- precision ----
@@ -265,12 +259,12 @@ def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
         saved = load(tmp_path / "run" / "checkpoint_last.pt")["cfg"]["model"]
         assert saved["position"] == "absolute+own_second+own_shift:slope:0.5"
         assert saved["position_file"] == f"{own}:{second}"
-        where = (tmp_path / "run", "checkpoint_last.pt", data)
-        with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py, .*second.py was not run"):
-            TupeModel.from_pretrained(*where)
-        with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py registered own_shift "):
-            TupeModel.from_pretrained(*where, position_file=own)
         checkpoint, swapped = tmp_path / "run" / "checkpoint_last.pt", tmp_path / "swapped"
+        with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py, .*second.py was not run"):
+            load_model_ensemble([str(checkpoint)])
+        with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py registered own_shift "):
+            positions.load_scheme_file(own)
+            load_model_ensemble([str(checkpoint)])
         swap = ["checkpoint", "swap", f"--checkpoint={checkpoint}", "--position=own_shift+t5", f"--output={swapped}"]
         forget()
         refused = CliRunner().invoke(tupe, swap)
@@ -283,7 +277,8 @@ def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
         copies = tmp_path / "copy.py", tmp_path / "copy2.py"
         for copy, file in zip(copies, (own, second), strict=True):
             copy.write_text(file.read_text())
-        loaded = TupeModel.from_pretrained(*where, position_file=copies)
+            positions.load_scheme_file(copy)
+        (loaded,), _ = load_model_ensemble([str(checkpoint)])
         assert loaded.encoder.positions.name == saved["position"]
     finally:
         forget()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq import optim
 from fairseq.dataclass.configs import FairseqConfig
-from fairseq.optim import OPTIMIZER_REGISTRY, AMPOptimizer
+from fairseq.optim import OPTIMIZER_REGISTRY
 from fairseq.optim.adam import Adam, FairseqAdam, FairseqAdamConfig
 from fairseq.optim.lr_scheduler.fixed_schedule import FixedLRScheduleConfig
 from fairseq.trainer import Trainer
@@ -80,18 +80,6 @@ def test_factors_of_gradients_are_left_to_the_step(max_norm):
     assert_equal(ours, theirs)
 
 
-def test_epsilon_is_where_fairseq_has_it():
-    """The plain `torch.optim.AdamW` gives other numbers, or the adaptation above would be for nothing."""
-    ours, theirs = parameters(), parameters()
-    advance(build(FusedAdamW, ours), ours, [0])
-    plain = torch.optim.AdamW(theirs, lr=0.01, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01)
-    for p, g in zip(theirs, gradients(0), strict=True):
-        p.grad = g
-    plain.step()
-    assert (ours[2] - theirs[2]).abs().max() > 1e-4
-    assert plain.param_groups[0]["eps"] == 1e-6
-
-
 @pytest.mark.parametrize(
     "first, second", [(FairseqAdam, FusedAdamW), (FusedAdamW, FairseqAdam), (FusedAdamW, FusedAdamW)]
 )
@@ -120,30 +108,6 @@ def test_its_own_settings_win_over_the_checkpoint():
     other = FusedAdamW(FairseqAdamConfig(**{**SETTINGS, "adam_eps": 1e-4}), params)
     other.load_state_dict(state, optimizer_overrides={"eps": 1e-4})
     assert other.param_groups[0]["eps"] == 1e-4
-
-
-@pytest.mark.parametrize("max_norm", [0.0, 1e-6])
-@pytest.mark.parametrize("overflow", [0, 1])
-@pytest.mark.parametrize("kind", [FairseqAdam, FusedAdamW])
-def test_amp_unscales_gradients_once(kind, overflow, max_norm):
-    """Steps with a scaled loss are those without a scale, and a step whose gradients are not finite is left out."""
-    plain, scaled = parameters(), parameters()
-    reference, inner = build(kind, plain), build(kind, scaled)
-    amp = AMPOptimizer.__new__(AMPOptimizer)  # its own constructor makes a scaler for GPUs
-    amp.fp32_optimizer, amp.min_loss_scale = inner, 1e-4
-    amp._grad_scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
-    amp._grad_scaler.scale(torch.ones(()))  # as `backward` does
-    for step in range(3):
-        for ours, theirs, gradient in zip(scaled, plain, gradients(step), strict=True):
-            theirs.grad = 1e-3 * gradient
-            ours.grad = theirs.grad * amp.scaler.get_scale() * (float("inf") if step == overflow else 1)
-        amp.clip_grad_norm(max_norm)
-        amp.step()
-        if step != overflow:
-            reference.clip_grad_norm(max_norm)
-            reference.step()
-    assert_equal(scaled, plain)
-    assert amp.scaler.get_scale() == 65536 / 2
 
 
 def halves(name, flat, overflow=()):
@@ -210,18 +174,6 @@ def test_the_scale_grows_at_the_same_updates_after_a_resume():
     plain = first.state_dict()
     del plain["loss_scaler"]  # of fairseq without the plugin
     new().load_state_dict(plain)
-
-
-def test_the_scale_of_amp_is_resumed():
-    def new():
-        amp = AMPOptimizer.__new__(AMPOptimizer)
-        amp.fp32_optimizer, amp._grad_scaler = build(FusedAdamW, parameters()), torch.amp.GradScaler("cpu")
-        return amp
-
-    first, resumed = new(), new()
-    first._grad_scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    resumed.load_state_dict(first.state_dict())
-    assert resumed.scaler.get_scale() == 64.0 and resumed.scaler.state_dict() == first.scaler.state_dict()
 
 
 # ---- parameters without weight decay ----

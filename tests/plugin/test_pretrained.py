@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from fairseq import models
+from fairseq import checkpoint_utils, models
 from helpers import PLUGIN, fairseq_arguments, finetune, load, train
 
 from tupe.plugin.electra import ElectraConfig
-from tupe.plugin.model import TUNABLE, TupeModel
+from tupe.plugin.model import TUNABLE
 from tupe.plugin.pretrained import FromCheckpointConfig, structure, variant
 
 
@@ -20,7 +20,7 @@ def test_every_model_option_is_either_structure_or_free():
     }  # fmt: skip
     assert set(TUNABLE) <= fields
     free = {key for key in FromCheckpointConfig.__dataclass_fields__ if not key.startswith("_")}
-    assert free == set(TUNABLE) - {"max_positions", "layer"}
+    assert free == set(TUNABLE) - {"max_positions"}
 
 
 def test_a_variant_is_what_differs_from_its_architecture():
@@ -43,7 +43,7 @@ def test_the_structure_is_the_checkpoints(launcher, learnable, pretrained, tmp_p
     assert after["_name"] == before["_name"] == "tupe_r_tiny" and after["encoder_embed_dim"] == 32
     assert structure(after) == structure(before) and after["max_positions"] == before["max_positions"] == 20
     assert after["dropout"] == 0.2
-    model = TupeModel.from_pretrained(tmp_path, "checkpoint_last.pt", learnable)
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     head = "sentence_classification_head"
     assert model(torch.tensor([[0, 5, 6, 2]]), classification_head_name=head)[0].shape == (1, 2)
 

@@ -71,7 +71,9 @@ def test_what_an_update_trains_on_is_said(data, tmp_path, caplog):
 
 def test_half_precision_with_a_gpu_is_left_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    config = OmegaConf.create({"common": {"fp16": True, "cpu": False}, "model": {"normaliser": "softmax"}})
+    config = OmegaConf.create(
+        {"common": {"fp16": True, "cpu": False, "amp": False}, "model": {"normaliser": "softmax"}}
+    )
     choose_precision(config)
     assert config.common.fp16
     config.model.normaliser = "exp"
@@ -79,6 +81,9 @@ def test_half_precision_with_a_gpu_is_left_alone(monkeypatch):
         choose_precision(config)
     config.common.cpu = True
     with pytest.raises(ValueError, match="--fp16 needs a GPU"):
+        choose_precision(config)
+    config.common.amp = True
+    with pytest.raises(Refused, match="common.amp: .* valid: --fp16, or --autocast bf16"):
         choose_precision(config)
 
 

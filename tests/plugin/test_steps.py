@@ -16,7 +16,6 @@ from helpers import fork, load, pretrain_arguments, train
 from tupe.common.options import Refusal
 from tupe.plugin import worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
-from tupe.run import progress
 from tupe.run.record import DIVERGED, STALLED, STOPPED, read, state_of
 from tupe.run.stop import SIGNALS, is_at
 
@@ -113,16 +112,6 @@ def test_a_run_that_diverges_has_its_own_status(data, tmp_path):
     assert refusal.value.exit_code == DIVERGED and state_of(tmp_path) == "failed"
     failure = read(tmp_path).failure
     assert failure["status"] == DIVERGED and failure["reason"].startswith("diverged: ")
-
-
-def test_a_run_whose_loss_jumps(data, tmp_path, monkeypatch):
-    """A rate that rises until the model is lost; without the option nobody minds."""
-    monkeypatch.setattr(progress, "IN_A_ROW", 3)
-    rising = ["--lr=[3]", "--warmup-updates=8"]
-    assert len(train(arguments(data, tmp_path / "unwatched", *rising))) == 8
-    with pytest.raises(FloatingPointError, match="3 updates in a row are more than 1 above"):
-        train(arguments(data, tmp_path / "watched", *rising, "--stop-at-jump=1"))
-    assert "the loss jumped" in read(tmp_path / "watched").failure["reason"]
 
 
 def test_a_process_that_hangs_ends_itself(data, tmp_path):

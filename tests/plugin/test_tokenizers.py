@@ -10,10 +10,11 @@ import torch
 from click.testing import CliRunner
 
 from tupe.checkpoints.export import export
+from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 from tupe.corpus.engine import prepare
 from tupe.data.splits import read_symbols
-from tupe.plugin.model import TupeModel
+from tupe.plugin.pretrained import load_dictionary
 from tupe.text import TextEncoder
 
 SENTENCES = [
@@ -42,9 +43,8 @@ def folder(request, tmp_path_factory):
 
 
 def test_every_reader_has_the_same_symbols(folder):
-    model = TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data")
     text = TextEncoder(folder / "data")
-    assert read_symbols(folder / "data") == text.symbols == model.dictionary.symbols
+    assert read_symbols(folder / "data") == text.symbols == load_dictionary(folder / "data" / "dict.txt").symbols
     assert "".join(text.decode(text.encode(SENTENCES[2])).split()) == "".join(SENTENCES[2].split())
 
 
@@ -62,14 +62,14 @@ def test_minimal_pairs_and_order(folder, tmp_path):
     assert "accuracy" in run("minimal-pairs", checkpoint, "--pairs", tmp_path / "pairs.txt").output
     scores = list(csv.DictReader((tmp_path / "minimal-pairs" / "pairs.csv").open()))
     bad, good, *_ = pairs.split("\n")
-    model = TupeModel.from_pretrained(folder / "ck", "checkpoint_last.pt", folder / "data")
+    model = read_model(checkpoint).model().eval()
     single = []
     for sentence in (good, bad):
         ids = torch.tensor([0, *text.encode(sentence), 2])
         rows = ids.repeat(len(ids) - 2, 1)
         rows[range(len(rows)), range(1, len(ids) - 1)] = len(text) - 1
         with torch.no_grad():
-            log_p = model(rows)[0].float().log_softmax(-1)
+            log_p = model(rows).logits.float().log_softmax(-1)
         single.append(log_p[range(len(rows)), range(1, len(ids) - 1), ids[1:-1]].sum().item())
     assert float(scores[0]["single"]) == pytest.approx(single[0] - single[1], abs=1e-3)
     for sentence in (good, bad):

@@ -113,7 +113,7 @@ def test_both_engines_compute_the_same(arch, more, data, tmp_path):
     assert scores[0] == scores[1]
     losses = [[score["loss"] for score in run.scores] for run in (one, two)]
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-3)
-    names = ("task", "architecture", "variant", "seed", "lr", "budget", "splits", "data", "dictionary", "left_out")
+    names = ("task", "architecture", "variant", "seed", "lr", "budget", "splits", "data", "dictionary")
     assert {name: getattr(one, name) for name in names} == {name: getattr(two, name) for name in names}
 
 
@@ -531,8 +531,7 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["task.stop_at_jump=2"], "task.stop_at_jump is not known to --engine torch"),
-        (["--long-sentences=skip"], "--long-sentences skip: valid with --engine torch: cut"),
+        (["optimization.stop_time_hours=2"], "optimization.stop_time_hours is not known to --engine torch"),
         (["--arch=electra_tupe_r_tiny"], "an ELECTRA needs --engine fairseq"),
         (["--optimizer=sgd"], "--optimizer sgd: valid with --engine torch: adam, adamw_fused"),
         (["--ddp-backend=slowmo"], "valid with --engine torch: pytorch_ddp, fully_sharded"),

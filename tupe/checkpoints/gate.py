@@ -21,7 +21,7 @@ from ..encoder import ModelConfig, names_in
 from ..names import ELECTRA, split_size
 
 # {option: its type, or its choices}. Other sections of a configuration are not read.
-RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": bool, "load_checkpoint_heads": bool}
+RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": bool}
 MODEL = {names_in("fairseq")[f.name]: f.metadata["choices"] or f.type for f in fields(ModelConfig)} | RUNNING
 COMMON = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), bool) | {"seed": int}
 SHORTEN = {"shorten_method": ("none", "truncate", "random_crop"), "shorten_data_split_list": str}
@@ -31,10 +31,10 @@ MASKED_LM = {
     "mask_whole_words": bool, "mask_multiple_length": int, "mask_stdev": float, **SHORTEN, "seed": int,
     "include_target_tokens": bool, "include_index": bool, "skip_masking": bool, "d2v2_multi": bool,
 }  # fmt: skip
-OURS = {"stop_at_jump": float, "finetune_from_model": str}
+OURS = {"finetune_from_model": str}
 PRETRAINING = {
     "data": str, "sample_break_mode": ("complete",), "tokens_per_sample": int, "mask_prob": float,
-    "leave_unmasked_prob": float, "random_token_prob": float, "seed": int, "long_sentences": ("cut", "skip"), **OURS,
+    "leave_unmasked_prob": float, "random_token_prob": float, "seed": int, **OURS,
 }  # fmt: skip
 # What a checkpoint chooses by name, and fairseq then builds: ours, and those of fairseq's that recipes use.
 ADMITTED = {
@@ -63,7 +63,7 @@ ADMITTED = {
 }  # fmt: skip
 REST = {  # what a checkpoint holds beside its configuration and its model -> its types
     "criterion": (dict, type(None)), "optimizer_history": list, "task_state": (dict, type(None)), "extra_state": dict,
-    "last_optimizer_state": (dict, type(None)), "fsdp_metadata": dict,
+    "last_optimizer_state": (dict, type(None)),
 }  # fmt: skip
 METERS = ("AverageMeter", "SumMeter", "TimeMeter", "StopwatchMeter", "ConcatTensorMeter")  # fairseq calls them by name
 
@@ -133,7 +133,7 @@ def _defaults(architecture):
     """What an older checkpoint does not say of its model."""
     theirs = names_in("fairseq")
     own = {theirs[f.name]: f.default for f in fields(ModelConfig)}
-    running = {"autocast": "none", "position_file": "", "compile": False, "load_checkpoint_heads": False}
+    running = {"autocast": "none", "position_file": "", "compile": False}
     return {**running, **own, **{theirs[option]: value for option, value in preset(architecture).items()}}
 
 

@@ -35,16 +35,15 @@ def fingerprint_of(symbols: list[str]) -> str:
 class Blocks:
     """Splits as blocks: `<s>` and whole sentences, as many as fit into `length` tokens; each split begins a new one.
 
-    Sentences that do not fit are cut between words, and blocks without text are left out; with cut=False they are left
-    out themselves, as by fairseq's `masked_lm`. Item i is block i. prefixes: of the splits. Raises ValueError for one
-    that is not there or not whole, or has no block.
+    Sentences that do not fit are cut between words, and blocks without text are left out. Item i is block i. prefixes:
+    of the splits. Raises ValueError for one that is not there or not whole, or has no block.
     """
 
-    def __init__(self, prefixes: str | Path | list[str], length: int, symbols: list[str], cut: bool = True):
+    def __init__(self, prefixes: str | Path | list[str], length: int, symbols: list[str]):
         prefixes = prefixes if isinstance(prefixes, list) else [str(prefixes)]
-        self._arguments = prefixes, length, symbols, cut
+        self._arguments = prefixes, length, symbols
         self.splits = [Split(prefix, len(symbols)) for prefix in prefixes]
-        self.borders = [borders_of(split, length - 1, symbols, cut) for split in self.splits]  # [blocks, 2] of each
+        self.borders = [borders_of(split, length - 1, symbols) for split in self.splits]  # [blocks, 2] of each
         self.first = np.cumsum([0, *map(len, self.borders)])  # block of each split
         if not len(self):
             raise ValueError(f"{prefixes[0]} holds no text")
@@ -67,30 +66,21 @@ class Blocks:
         """[blocks] numbers of tokens, for splits that fit into memory."""
         return np.concatenate([np.diff(borders)[:, 0] + 1 for borders in self.borders])
 
-    @property
-    def left_out(self) -> float:
-        """Share of the tokens that are in no block, because their sentence is too long."""
-        *_, cut = self._arguments
-        total = sum(len(split.tokens) for split in self.splits)
-        return 0.0 if cut else 1 - sum(int(np.diff(borders).sum()) for borders in self.borders) / total
-
 
 # -------------------------------------------------------------------------------------------------------------- borders
 
 
-def find_borders(split: Split, room: int, symbols: list[str], cut: bool) -> Iterator[np.ndarray]:
+def find_borders(split: Split, room: int, symbols: list[str]) -> Iterator[np.ndarray]:
     """[blocks, 2]: where the blocks of a split begin and end in its tokens, some at a time, in order. room: most tokens
     of a block. Memory does not grow with the split."""
     rest, offset = np.zeros(0, dtype=np.int64), 0  # sizes of the parts of the block that is open, and its start
     for at in range(0, len(split), CHUNK):
         parts = split.sizes[at : at + CHUNK].astype(np.int64)
-        if cut:
-            _, _, parts = cut_long(parts, lambda i, at=at: split[at + i], room, symbols)
+        _, _, parts = cut_long(parts, lambda i, at=at: split[at + i], room, symbols)
         parts = np.concatenate([rest, parts])
         ends = offset + np.cumsum(parts)
-        # If a block begins with this part, the next one begins with that; after a part that is too long, at once.
-        follows = np.searchsorted(ends, ends - parts + room, side="right")
-        follows = np.maximum(follows, np.arange(1, len(parts) + 1)).tolist()
+        # If a block begins with this part, the next one begins with that.
+        follows = np.searchsorted(ends, ends - parts + room, side="right").tolist()
         first, firsts = 0, []
         while first < len(parts):
             firsts.append(first)
@@ -102,31 +92,28 @@ def find_borders(split: Split, room: int, symbols: list[str], cut: bool) -> Iter
                 continue
         last = np.array([*firsts[1:], first])
         starts, stops = (ends - parts)[firsts], ends[last - 1]
-        if cut:
-            suspects = np.flatnonzero(stops - starts <= last - firsts)
-            wrong = [i for i in suspects if (split.tokens[starts[i] : stops[i]] == EOS).all()]
-        else:
-            wrong = np.flatnonzero(stops - starts > room)
-        yield np.delete(np.stack([starts, stops], axis=1), wrong, axis=0)
+        suspects = np.flatnonzero(stops - starts <= last - firsts)
+        empty = [i for i in suspects if (split.tokens[starts[i] : stops[i]] == EOS).all()]
+        yield np.delete(np.stack([starts, stops], axis=1), empty, axis=0)
         offset = int(ends[first - 1])
 
 
-def borders_of(split: Split, room: int, symbols: list[str], cut: bool) -> np.ndarray:
+def borders_of(split: Split, room: int, symbols: list[str]) -> np.ndarray:
     """[blocks, 2]: `find_borders` of a whole split. Those of a large one are kept in a file beside it, which the first
     process that needs them writes while the others wait; if the folder cannot be written, each has a temporary file."""
     if len(split.tokens) <= SMALL:
-        return np.concatenate([np.zeros((0, 2), dtype=np.int64), *find_borders(split, room, symbols, cut)])
-    path = Path(f"{split.prefix}.blocks-{room + 1}{'' if cut else '-skip'}")
+        return np.concatenate([np.zeros((0, 2), dtype=np.int64), *find_borders(split, room, symbols)])
+    path = Path(f"{split.prefix}.blocks-{room + 1}")
     about = [os.stat(f"{split.prefix}.{end}") for end in ("idx", "bin")]
     about = [number for stat in about for number in (stat.st_size, stat.st_mtime_ns)]
-    key = hashlib.sha256(f"1 {about} {room} {cut} {fingerprint_of(symbols)}".encode()).digest()
+    key = hashlib.sha256(f"1 {about} {room} {fingerprint_of(symbols)}".encode()).digest()
     try:
         if not _has(path, key):
-            _write_beside(path, key, find_borders(split, room, symbols, cut))
+            _write_beside(path, key, find_borders(split, room, symbols))
         file = path.open("rb")
     except OSError:
         file = tempfile.TemporaryFile()  # noqa: SIM115  (below; gone with the last process that has it open)
-        _write(file, key, find_borders(split, room, symbols, cut))
+        _write(file, key, find_borders(split, room, symbols))
     with file:
         return np.memmap(file, dtype=np.int64, mode="r", offset=KEY).reshape(-1, 2)
 

@@ -3,21 +3,14 @@
 import importlib
 import os
 import warnings
-from collections import defaultdict
-from typing import Any
 
-import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import AnyNode, DictConfig, ListConfig
-from omegaconf.base import ContainerMetadata, Metadata
 
 from ..common.options import CONFIGS, quiet_imports
-from ..common.safe_load import HARMLESS
 
 with quiet_imports():
     importlib.import_module("fairseq.models")
-from fairseq.distributed.utils import _TensorPlaceholder
 
 # fairseq calls torch and Hydra by older names: nothing a user can change, and dozens of lines before every training.
 warnings.filterwarnings(
@@ -42,11 +35,3 @@ def drop_schemas() -> None:
         schemas = ConfigStore.instance().repo["model"]
         for path in (CONFIGS / "model").glob("*.yaml"):
             schemas.pop(path.name, None)
-
-
-# For what the first of several processes sends to the others when it has read a checkpoint: its configuration, and
-# placeholders for the tensors.
-torch.serialization.add_safe_globals([
-    *HARMLESS, DictConfig, ListConfig, AnyNode, ContainerMetadata, Metadata, Any, dict, list, int, defaultdict,
-    _TensorPlaceholder,
-])  # fmt: skip

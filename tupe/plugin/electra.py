@@ -129,9 +129,8 @@ class ElectraModel(TupeModel):
         return cls(cfg, task.source_dictionary, pretraining=isinstance(task, MaskedLMTask))
 
     def forward(
-        self, src_tokens: Tensor, src_lengths: Tensor | None = None, features_only: bool = False,
-        classification_head_name: str | None = None, masked_tokens: Masked | None = None,
-        original: Tensor | None = None, num_tokens: int | None = None, **options,
+        self, src_tokens: Tensor, features_only: bool = False, classification_head_name: str | None = None,
+        masked_tokens: Masked | None = None, original: Tensor | None = None, num_tokens: int | None = None, **unused,
     ) -> tuple:  # fmt: skip
         """src_tokens [B, L]. For features and classes as TupeModel.forward, of the discriminator.
 
@@ -140,8 +139,7 @@ class ElectraModel(TupeModel):
         [B, L] that the discriminator read under "corrupted", and the correct answers [B, L] (bool) under "replaced".
         """
         if features_only or classification_head_name is not None:
-            options.update(classification_head_name=classification_head_name, num_tokens=num_tokens)
-            return super().forward(src_tokens, src_lengths, features_only, **options)
+            return super().forward(src_tokens, features_only, classification_head_name, num_tokens=num_tokens)
         if original is None:
             raise ValueError("this criterion would train only the generator; ELECTRA needs --criterion electra")
         with self.precision():

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from fairseq.criterions import FairseqCriterion
 from fairseq.data import LRUCacheDataset
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 from fairseq.dataclass import ChoiceEnum
@@ -25,8 +24,6 @@ from .recorded import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
 
-MOST_LEFT_OUT = 0.05  # of the tokens of the training text, in sentences that are too long
-
 
 @dataclass
 class TupeMaskedLMConfig(RecordedTaskConfig):
@@ -40,10 +37,6 @@ class TupeMaskedLMConfig(RecordedTaskConfig):
     mask_prob: float = field(default=0.15, metadata={"help": "share of the tokens that is predicted"})
     leave_unmasked_prob: float = field(default=0.1, metadata={"help": "share of these that stay"})
     random_token_prob: float = field(default=0.1, metadata={"help": "share of these that become another token"})
-    long_sentences: ChoiceEnum(["cut", "skip"]) = field(
-        default="cut",
-        metadata={"help": "those that do not fit into a block are cut between words, or left out as by fairseq"},
-    )
     seed: int = II("common.seed")
 
 
@@ -52,16 +45,9 @@ class TupeMaskedLMTask(OrderedTask, RecordedTask, MaskedLMTask):
     """fairseq's `masked_lm` on the blocks, masks and batches of `tupe.data`, with a record of the run. Held-out text
     has the same masks whatever the seed.
 
-    Of `long_sentences`, cut loses no text, and makes no block without text. With skip, blocks are those of fairseq,
-    which leaves out sentences that are too long; more than `MOST_LEFT_OUT` of the training text is an error.
-
     With `finetune_from_model`, training starts from that checkpoint and keeps its structure: a model that contradicts
     it is an error, and its longest length stays, however short the sequences are.
     """
-
-    def __init__(self, cfg: DictConfig, *args, **kwargs):
-        super().__init__(cfg, *args, **kwargs)
-        self.left_out = {}  # see the record
 
     @classmethod
     def setup_task(cls, cfg: DictConfig, **kwargs) -> "TupeMaskedLMTask":
@@ -74,16 +60,9 @@ class TupeMaskedLMTask(OrderedTask, RecordedTask, MaskedLMTask):
     def data_files(self, split: str) -> list[Path]:
         return files_of(prefixes_of(self.cfg.data, split))
 
-    def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
-        criterion = super().build_criterion(cfg, **kwargs)
-        if self.run is not None:
-            self.run.record.left_out = self.left_out
-        return criterion
-
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split.startswith("train")
-        blocks = Blocks(prefixes_of(cfg.data, split), cfg.tokens_per_sample, symbols, str(cfg.long_sentences) == "cut")
-        self.note_left_out(split, blocks.left_out)
+        blocks = Blocks(prefixes_of(cfg.data, split), cfg.tokens_per_sample, symbols)
         masks = {name: getattr(cfg, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
         masked = MaskedBlocks(blocks, symbols, cfg.seed if trains else HELD_OUT_SEED, **masks)
         if not any((masked[1, i][1] != IGNORED).any() for i in range(len(masked))):  # as a rule, the first one has some
@@ -91,16 +70,6 @@ class TupeMaskedLMTask(OrderedTask, RecordedTask, MaskedLMTask):
         logger.info(f"{split}: {len(blocks)} blocks")
         order = functools.partial(Epoch, len(blocks), cfg.seed) if trains else functools.partial(held_out, len(blocks))
         self.datasets[split] = Items(masked, collate, order, cfg.tokens_per_sample)
-
-    def note_left_out(self, split: str, share: float) -> None:
-        """Tell the log, and the record, which share of a split's tokens is in no sequence."""
-        if str(self.cfg.long_sentences) == "skip" and split.startswith("train") and share > MOST_LEFT_OUT:
-            raise ValueError(
-                f"{self.cfg.data}: {share:.0%} of the tokens of {split!r} would be left out, in sentences too long for "
-                f"sequences of {self.cfg.tokens_per_sample}; valid: up to {MOST_LEFT_OUT:.0%}, or --long-sentences cut"
-            )
-        logger.log(logging.WARNING if share else logging.INFO, f"{split}: {share:.2%} of the tokens are left out")
-        self.left_out[split] = share
 
 
 def collate(samples: list) -> dict:

@@ -1,4 +1,4 @@
-"""The fairseq model: configuration, named architectures, heads in checkpoints, and `from_pretrained`.
+"""The fairseq model: configuration, named architectures, and heads in checkpoints.
 
 B batch, L sequence length, C model width, V vocabulary.
 """
@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, make_dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq import hub_utils
 from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models import BaseFairseqModel, register_model
@@ -23,10 +21,9 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from ..checkpoints.gate import read_checkpoint
 from ..checkpoints.trained import NAMES, fingerprint, spelled
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, preset, with_size
-from ..common.options import shorten_list, split_files
+from ..common.options import split_files
 from ..cpu import bf16_speed
 from ..encoder import ClassificationHead, LMHead, ModelConfig, of_cls
 from ..names import cls_beside
@@ -58,10 +55,6 @@ class TrainingConfig(FairseqDataclass):
         metadata={"help": "Python files that register position schemes of your own, joined by ':'", "free": True},
     )
     compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
-    load_checkpoint_heads: bool = field(
-        default=False,
-        metadata={"help": "create the heads that a checkpoint has instead of dropping them", "free": True},
-    )
 
 
 def fairseq_fields() -> Iterator[tuple]:
@@ -106,9 +99,9 @@ def load_scheme_files(cfg: DictConfig) -> None:
 
 
 def spell_names(cfg: DictConfig) -> None:
-    """Replace `position` by its canonical spelling, `cls` "auto" by what it means there, the architecture by the one
-    that comes of both (`named`), and the option `layer` by `block`, in a model's configuration and in the whole one,
-    which checkpoints keep. Raises ValueError for an unknown scheme or block."""
+    """Replace `position` by its canonical spelling, `cls` "auto" by what it means there, and the architecture by the
+    one that comes of both (`named`), in a model's configuration and in the whole one, which checkpoints keep. Raises
+    ValueError for an unknown scheme."""
     cfg.position = spelled(cfg.position, cfg.position_file)
     cfg.cls = cls_beside(cfg.position) if str(cfg.cls) == "auto" else cfg.cls
     cfg._name = cfg._name and named(cfg._name, cfg.position, str(cfg.cls))
@@ -153,16 +146,14 @@ class TupeModel(BaseFairseqModel):
     def forward(
         self,
         src_tokens: Tensor,
-        src_lengths: Tensor | None = None,
         features_only: bool = False,
-        return_all_hiddens: bool = False,
         classification_head_name: str | None = None,
         masked_tokens: Masked | None = None,
         lm_targets: Tensor | None = None,
         num_tokens: int | None = None,
         **unused,
     ) -> tuple:
-        """src_tokens [B, L] -> (output, {"inner_states": hidden states or None}).
+        """src_tokens [B, L] -> (output, {}).
 
         The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
         [B, L, V], or [number of masked tokens, V] with masked_tokens, which says where: bool [B, L], or a pair of rows
@@ -177,8 +168,8 @@ class TupeModel(BaseFairseqModel):
         elif masked_tokens is not None and not (classifies or features_only or self.cfg.compile):
             indices = flat_indices(masked_tokens, src_tokens)
         with self.precision():
-            x, hiddens = self.encoder(src_tokens, return_all_hiddens, num_tokens, indices)  # [B, L, C] or [indices, C]
-        extra = {"inner_states": hiddens}
+            x, _ = self.encoder(src_tokens, num_tokens=num_tokens, output_indices=indices)  # [B, L, C] or [indices, C]
+        extra = {}
         if classifies:  # outside of autocast: rounded to bfloat16, near logits would be equal
             classes = self.classification_heads[classification_head_name](x if masked_tokens is None else x[:, 0])
             if masked_tokens is None:
@@ -196,7 +187,7 @@ class TupeModel(BaseFairseqModel):
     def precision(self) -> AbstractContextManager:
         """The context manager for `--autocast`. Raises ValueError if the weights are not float32."""
         if str(self.cfg.autocast) != "bf16":
-            return nullcontext()  # not a disabled autocast, which would switch off that of the trainer (--amp)
+            return nullcontext()  # not a disabled autocast, which would switch off that of a caller
         weight = self.encoder.tokens.weight
         if weight.dtype != torch.float32:
             raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
@@ -224,9 +215,7 @@ class TupeModel(BaseFairseqModel):
             classes = len(state_dict[f"{prefix}{head}.out_proj.weight"])
             inner = len(state_dict[f"{prefix}{head}.dense.weight"])
             own = dict(self.classification_heads).get(head)
-            if own is None and self.cfg.load_checkpoint_heads:
-                self.register_classification_head(head, classes, inner)
-            elif own is None or (own.out_proj.out_features, own.dense.out_features) != (classes, inner):
+            if own is None or (own.out_proj.out_features, own.dense.out_features) != (classes, inner):
                 why = "is not in this model" if own is None else "has other sizes in this model"
                 logger.warning(f"dropping the checkpoint's head {head!r} ({classes} classes): it {why}")
                 for key in [k for k in state_dict if k.startswith(f"{prefix}{head}.")]:
@@ -244,37 +233,6 @@ class TupeModel(BaseFairseqModel):
                 "the dictionary is not the checkpoint's: "
                 "prepare the data with the dict.txt of the checkpoint's own pre-training data"
             )
-
-    @classmethod
-    def from_pretrained(
-        cls, model_name_or_path: str | Path, checkpoint_file: str = "checkpoint_best.pt",
-        data_name_or_path: str | Path | None = None, position_file: str | Path | Iterable[str | Path] = (),
-        **overrides,
-    ) -> "TupeModel":  # fmt: skip
-        """Load a checkpoint for use from Python, with its classification heads, in evaluation mode. Its ids are those
-        of `TextEncoder(data)`, and `model.dictionary` names them.
-
-        model_name_or_path: folder of the checkpoint. data_name_or_path: prepared data with `dict.txt` (relative to the
-        checkpoint's folder if it starts with "."); default: the folder that the checkpoint names. position_file: Python
-        file, or several, that registers the checkpoint's position scheme, if it is not one of this package. overrides:
-        any configuration value.
-        Raises ValueError if the checkpoint or the data is not found.
-        """
-        for file in [position_file] if isinstance(position_file, str | Path) else position_file or ():
-            load_scheme_file(file)
-        path = Path(model_name_or_path) / checkpoint_file
-        if not path.is_file():
-            there = shorten_list(sorted(file.name for file in path.parent.glob("*.pt")))
-            raise ValueError(f"checkpoint not found: {path}" + f"; in that folder: {there}" * bool(there))
-        state = read_checkpoint(path, mmap=True)  # whose errors are one line
-        data = data_name_or_path or state["cfg"]["task"].get("data", ".")
-        data = path.parent / data if str(data).startswith(".") else Path(data)
-        if not (data / "dict.txt").is_file():
-            raise ValueError(f"{data} holds no dict.txt; give the folder of prepared data as data_name_or_path")
-        loaded = hub_utils.from_pretrained(
-            str(path.parent), checkpoint_file, str(data.resolve()), load_checkpoint_heads=True, **overrides
-        )
-        return loaded["models"][0].eval()
 
 
 def register_architectures(model: type, config: type, architectures: Iterable[str]) -> None:

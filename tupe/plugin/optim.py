@@ -7,7 +7,7 @@ from itertools import chain
 from unittest import mock
 
 import torch
-from fairseq.optim import AMPOptimizer, FairseqOptimizer, register_optimizer
+from fairseq.optim import FairseqOptimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.trainer import Trainer
 
@@ -19,7 +19,7 @@ from ..positions import undecayed_names
 class FusedAdamW(FairseqAdam):
     """`--optimizer adamw_fused`: the same numbers and the same state as `--optimizer adam`.
 
-    With --fp16 or --amp it also continues a run of `adam`, and the other way round. In float32 (also under
+    With --fp16 it also continues a run of `adam`, and the other way round. In float32 (also under
     --autocast bf16) fairseq refuses that, because a checkpoint then names the class of the optimizer itself, not of a
     wrapper around it; --reset-optimizer would lose the moments.
     """
@@ -42,13 +42,6 @@ class FusedAdamW(FairseqAdam):
         if max_norm > 0:
             self.multiply_grads((max_norm / (norm + 1e-6)).clamp(max=1))
         return norm
-
-
-def amp_step(optimizer: AMPOptimizer) -> None:
-    """fairseq's `AMPOptimizer.step`, but the scaler gets the optimizer whose gradients `clip_grad_norm` has unscaled.
-    fairseq gives it the one around it, and gradients are divided by the scale twice."""
-    optimizer.scaler.step(optimizer.optimizer)
-    optimizer.scaler.update()
 
 
 def clip_grad_norm(params: Iterable, *args, original: Callable, **kwargs) -> torch.Tensor:
@@ -91,11 +84,9 @@ COUNTERS = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_si
 
 
 def state_dict(self: FairseqOptimizer, original: Callable) -> dict:
-    """The state of an optimizer and of the scaler of its loss, of which fairseq keeps the scale of --fp16 alone."""
+    """The state of an optimizer and of the scaler of its loss, of which fairseq keeps the scale alone."""
     state = original(self)
-    if isinstance(self, AMPOptimizer):
-        state["loss_scaler"] = self.scaler.state_dict()
-    elif self.scaler is not None:
+    if self.scaler is not None:
         state["loss_scaler"] = {name: getattr(self.scaler, name) for name in COUNTERS}
     return state
 
@@ -105,8 +96,6 @@ def load_state_dict(
 ) -> None:
     """Undoes `state_dict`; a checkpoint without the plugin, or of another precision, has nothing of it."""
     saved = state_dict.get("loss_scaler") or {}
-    if isinstance(self, AMPOptimizer) and "scale" in saved:
-        self.scaler.load_state_dict(saved)
-    elif not isinstance(self, AMPOptimizer) and self.scaler is not None and saved.keys() == {*COUNTERS}:
+    if self.scaler is not None and saved.keys() == {*COUNTERS}:
         vars(self.scaler).update(saved)
     original(self, state_dict, optimizer_overrides)

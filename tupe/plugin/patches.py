@@ -73,7 +73,7 @@ PATCHES = [
     Patch("fairseq.trainer.Trainer.train_step", without_empty_batches,
           "an empty batch at the end of an epoch discards the update of its process", UNFIXED),
     Patch("fairseq.trainer.Trainer.train_step", steps.train_step,
-          "a signal, a loss that is not finite or has jumped, and a stall end the run", OURS),
+          "a signal, a loss that is not finite, and a stall end the run", OURS),
     Patch("fairseq.trainer.Trainer.valid_step", steps.with_progress,
           "a batch of validation is progress for `--heartbeat-timeout`", OURS),
     Patch("fairseq.trainer.Trainer.save_checkpoint", steps.with_progress,
@@ -102,13 +102,11 @@ PATCHES = [
           "a batch in which nothing is masked has the loss 0 / 0", UNFIXED),
     Patch("fairseq.utils.clip_grad_norm_", optim.clip_grad_norm,
           "training on the CPU of a machine with a GPU fails at its first update", UNFIXED),
-    Patch("fairseq.optim.AMPOptimizer.step", optim.amp_step,
-          "with `--amp`, clipped gradients are divided by the scale twice", UNFIXED),
     Patch("fairseq.trainer.Trainer._build_optimizer", optim.build_optimizer,
           "parameters that an encoding names have no weight decay", OURS),
-    *(Patch(f"fairseq.optim.{kind}.{function.__name__}", function,
+    *(Patch(f"fairseq.optim.FP16Optimizer.{function.__name__}", function,
             "the counters of the loss's scale are lost: after a resume, other updates overflow", UNFIXED)
-      for kind in ("FP16Optimizer", "AMPOptimizer") for function in (optim.state_dict, optim.load_state_dict)),
+      for function in (optim.state_dict, optim.load_state_dict)),
 ]  # fmt: skip
 
 

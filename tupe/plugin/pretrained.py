@@ -148,7 +148,7 @@ FROM_CHECKPOINT = "from_checkpoint"
 free_fields = [
     (name, field.type, redefault(TupeConfig, name, field.default))
     for name, field in TupeConfig.__dataclass_fields__.items()
-    if name in TUNABLE and name not in ("max_positions", "layer")
+    if name in TUNABLE and name != "max_positions"
 ]
 FromCheckpointConfig = make_dataclass(
     "FromCheckpointConfig", free_fields, bases=(FairseqDataclass,), namespace={"__module__": __name__}

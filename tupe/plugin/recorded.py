@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Optional
@@ -43,10 +43,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class RecordedTaskConfig(FairseqDataclass):
-    stop_at_jump: float = field(
-        default=0.0,
-        metadata={"help": "end the run if its loss is this far above its lowest mean in 100 updates (bits or nats)"},
-    )
     # Taken from another section of the configuration; not an option of its own.
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")  # noqa: UP045  (fairseq reads this spelling)
 
@@ -152,9 +148,6 @@ def check_last_checkpoint(config: DictConfig) -> None:
     epochs, every = config.optimization.max_epoch, config.checkpoint.save_interval
     if config.checkpoint.patience > 0:
         raise ValueError("patience: a run is as long as max_update or max_epoch says; leave it out")
-    for name in ("checkpoint_suffix", "no_last_checkpoints"):
-        if config.checkpoint[name]:
-            raise ValueError(f"{name}: a run goes on from checkpoint_last.pt; leave it out")
     if epochs > 0 and not config.optimization.max_update > 0 and epochs % every:
         raise ValueError(f"save_interval={every}: the last of {epochs} epochs would not be saved; valid: a divisor")
 
@@ -206,10 +199,7 @@ class FairseqRun(Run):
     def checkpoint(self, restore_file: str) -> dict | None:
         """The checkpoint of that name; None if there is none in the folder, or it is damaged, which the launcher deals
         with. Raises ValueError for one of elsewhere that cannot be gone on from."""
-        path = Path(restore_file)
-        if restore_file == LAST:
-            shard = "-shard0" if self.config.distributed_training.use_sharded_state else ""
-            path = self.folder / f"checkpoint_last{shard}.pt"
+        path = self.folder / LAST if restore_file == LAST else Path(restore_file)
         try:
             return read_checkpoint(path, mmap=True, trained=self.config.model._name)
         except ValueError as error:
@@ -273,8 +263,8 @@ class FairseqRun(Run):
         # fairseq would send itself a signal after that time, which a process that hangs does not handle.
         timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
         cpu = self.config.common.cpu or not torch.cuda.is_available()
-        tells, jump = self.writes and yes is not None, self.config.task.stop_at_jump
-        self.progress = Progress(self.updates_in_all(), cpu, tells, bool(yes), timeout, jump, self.note_stall)
+        tells = self.writes and yes is not None
+        self.progress = Progress(self.updates_in_all(), cpu, tells, bool(yes), timeout, self.note_stall)
 
 
 # ------------------------------------------------------------------------------------- the one run of this process

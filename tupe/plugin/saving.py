@@ -67,8 +67,7 @@ def resume_from_newest(config: DictConfig) -> None:
     """
     options = config.checkpoint
     check_restore(options.restore_file)
-    is_sharded = config.distributed_training.use_sharded_state
-    if options.restore_file != LAST or options.no_save or options.no_last_checkpoints or is_sharded:
+    if options.restore_file != LAST or options.no_save or options.no_last_checkpoints:
         return
     folder, wrong = Path(options.save_dir), "missing"
     last = folder / LAST
@@ -135,8 +134,10 @@ def load_checkpoint_to_cpu(
 
 
 def load_checkpoint(trainer: Trainer, *args, original: Any, **kwargs) -> dict | None:
-    """A trainer's model is already built, from the configuration of its own run."""
+    """A trainer's model is already built, from the configuration of its own run. Every process reads the file: what the
+    first one would send to the others holds more than plain data."""
     global _trained
+    trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
     _trained = trainer.cfg.model._name
     try:
         return original(trainer, *args, **kwargs)

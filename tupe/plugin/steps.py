@@ -49,7 +49,7 @@ def train_step(trainer: Trainer, samples: list, *args, original: Callable, **kwa
     stop.begin(trainer.get_num_updates())
     if active:
         active.progress.begin(trainer.get_num_updates(), len(samples))
-    passes = Passes(samples[:])  # those of an update that --amp repeats, too
+    passes = Passes(samples)
     passes.together = trainer.is_fsdp
     try:
         output = original(trainer, passes, *args, **kwargs)

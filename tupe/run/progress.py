@@ -20,8 +20,7 @@ FEW = 5  # updates, after which the estimate is a better one
 SILENCE = 40  # seconds without a line of progress
 LONG = 7 * 24 * 3600  # seconds that a CPU trains without asking
 MINUTE, HOUR, DAY, YEAR = 60, 3600, 24 * 3600, 365 * 24 * 3600
-IN_A_ROW = 100  # updates: with a loss that has jumped, or skipped
-DECAY = 0.99  # of the running mean of the loss
+IN_A_ROW = 100  # updates that are skipped
 
 
 def in_words(seconds: float) -> str:
@@ -41,20 +40,20 @@ class Progress:
 
     updates: of the whole run, 0 if that is not known. cpu: whether it trains there. tells: whether this process says
     how long it takes; yes: however long that is on a CPU. timeout: seconds without progress after which the process
-    ends, 0 for no limit; an update, a batch of validation and a checkpoint are progress. jump: see `follow`. note:
-    called with the reason before the process ends itself.
+    ends, 0 for no limit; an update, a batch of validation and a checkpoint are progress. note: called with
+    the reason before the process ends itself.
     """
 
     def __init__(
-        self, updates: int, cpu: bool, tells: bool = True, yes: bool = False, timeout: float = 0.0, jump: float = 0.0,
+        self, updates: int, cpu: bool, tells: bool = True, yes: bool = False, timeout: float = 0.0,
         note: Callable[[str], None] = lambda reason: None,
     ):  # fmt: skip
         self.updates, self.cpu, self.tells, self.yes = updates, cpu, tells, yes
-        self.timeout, self.jump, self.note = timeout, jump, note
+        self.timeout, self.note = timeout, note
         self.start = self.done = None  # updates: done before the first pass here, and until now
         self.number = self.passes = 0  # of the update that is computed: passes done, and all
         self.base, self.since, self.each = 0, 0.0, None  # the seconds of an update are measured from update `base` on
-        self.mean, self.lowest, self.above, self.skipped = None, math.inf, 0, 0
+        self.skipped = 0
         self.said = self.moved = time.monotonic()
         self.ended = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
@@ -96,25 +95,15 @@ class Progress:
     def follow(self, loss: float | None) -> None:
         """Take note of the loss of an update; None if the update was skipped, or nothing was masked.
 
-        Raises FloatingPointError if it is not finite; if `IN_A_ROW` updates in a row were skipped; and if in as many
-        the loss was more than `jump` (0: any) above the lowest running mean since this process began.
+        Raises FloatingPointError if it is not finite, and if `IN_A_ROW` updates in a row were skipped.
         """
         self.move()
         self.skipped = self.skipped + 1 if loss is None else 0
         if self.skipped == IN_A_ROW:
             reasons = "gradients not finite, no memory, or nothing masked"
             raise FloatingPointError(f"{IN_A_ROW} updates in a row were skipped: {reasons}")
-        if loss is None:
-            return
-        if not math.isfinite(loss):
+        if loss is not None and not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss}")
-        self.mean = loss if self.mean is None else DECAY * self.mean + (1 - DECAY) * loss
-        self.lowest = min(self.lowest, self.mean)
-        self.above = self.above + 1 if self.jump and loss > self.lowest + self.jump else 0
-        if self.above == IN_A_ROW:
-            raise FloatingPointError(
-                f"the loss jumped: {IN_A_ROW} updates in a row are more than {self.jump:g} above {self.lowest:.3f}"
-            )
 
     # ---------------------------------------------------------------------------------------------- what a user is told
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 NAME = "record.json"
 STOPPED = 85  # exit status of training that a signal stopped: the same command resumes it (ERESTART)
-DIVERGED = 86  # of training whose loss is not finite, or has jumped
+DIVERGED = 86  # of training whose loss is not finite
 DIVERGENCE = "diverged"  # how the reason of such a failure begins
 STALLED = 87  # of training that made no progress for the time that was asked for
 REFUSED = 2  # of a command that did not begin, because of its options or of what its folder holds
@@ -48,10 +48,9 @@ class Record:
     layout: of a task with labels of its own, see `Glue.plain`. changes: what changed when it was resumed,
     {"num_updates": from here on, name: [old, new]}. scores: one entry per validation and split, unrounded: epoch,
     num_updates, split, loss (`loss_unit` in pre-training), the metrics, best (whether it was the best so far).
-    shortened: {split: number of inputs that were cut to the model's length}. left_out: {split: share of its tokens
-    that fit into no sequence}. failure: {"reason": one line, "status": exit status}. A
-    record without `started_at` is of a process that ended before the first update: the run that begins in this
-    folder may be any.
+    shortened: {split: number of inputs that were cut to the model's length}. failure: {"reason":
+    one line, "status": exit status}. A record without `started_at` is of a process that ended before the first update:
+    the run that begins in this folder may be any.
     """
 
     task: str = ""
@@ -80,7 +79,6 @@ class Record:
     changes: list = field(default_factory=list)
     scores: list = field(default_factory=list)
     shortened: dict = field(default_factory=dict)
-    left_out: dict = field(default_factory=dict)
 
     IDENTITY = (
         "task", "architecture", "seed", "lr", "splits", "pretrained", "pretrained_updates", "pretrained_weights",

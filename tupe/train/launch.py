@@ -115,7 +115,7 @@ def of_text(settled: Settled, data: Path | str, symbols: list[str]) -> dict[str,
         check_split(prefix, len(symbols))
     start = start_of(settled, first) if settled.finetune_from_model else {}
     return {
-        "task": "masked_lm", "splits": splits, "left_out": dict.fromkeys(names, 0.0),
+        "task": "masked_lm", "splits": splits,
         "budget": {name: getattr(settled, name) for name in ("max_epoch", "max_update") if getattr(settled, name) > 0},
         "data": fingerprint(files_of(prefixes)), **start,
     }  # fmt: skip
