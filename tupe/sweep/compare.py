@@ -28,8 +28,7 @@ from ..run import record
 from . import runner
 from .collection import collect
 from .grid import Sweep, check_tasks, option_of, options_in
-from .report import LEARNED, deviation, write_report
-from .scores import unigram_entropy
+from .report import write_report
 
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
@@ -106,9 +105,8 @@ def find_tasks(data: Path, glue: Path | None, tasks: list[str] | None) -> list[s
     return check_tasks(glue, tasks) if glue else []
 
 
-def losses_table(jobs: list[runner.Job], entropy: float) -> TextTable:
-    """Validation losses at the end of finished pre-trainings, means over seeds, lowest first. entropy: of the training
-    text, see `unigram_entropy`; a model that is not well below it is still on the plateau."""
+def losses_table(jobs: list[runner.Job]) -> TextTable:
+    """Validation losses at the end of finished pre-trainings, means over seeds, lowest first."""
     losses, units = defaultdict(list), set()
     for job in jobs:
         run = record.read(job.folder)
@@ -116,10 +114,9 @@ def losses_table(jobs: list[runner.Job], entropy: float) -> TextTable:
         units.add(run.loss_unit)
     rows = []
     for name, values in sorted(losses.items(), key=lambda item: statistics.mean(item[1])):
-        mean = statistics.mean(values)
-        on_plateau = mean > entropy - LEARNED and "electra" not in name  # whose loss has another part
-        rows.append([name, f"{mean:.3f}", deviation(values), "plateau" if on_plateau else ""])
-    header = ["pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation (seeds)", "still on the"]
+        deviation = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "?"
+        rows.append([name, f"{statistics.mean(values):.3f}", f"{deviation} ({len(values)})"])
+    header = ["pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation (seeds)"]
     return TextTable.plain(header, rows)
 
 
@@ -194,7 +191,7 @@ def command(
 
     finished = [job for job, state in states.items() if state == "finished"]
     if not tasks:
-        table = losses_table(finished, unigram_entropy(data)).markdown()
+        table = losses_table(finished).markdown()
         record.write_atomically(output / "losses.md", table)
         click.echo(table)
     sweeps = [plan_fine_tuning(job.folder, output, glue, tasks, lrs, seeds, fine_tuning) for job in finished if tasks]
@@ -203,5 +200,5 @@ def command(
     if sweeps:
         sweep_of = jobs_of(sweeps, output)
         states |= run(list(sweep_of), on_done=lambda job, state: sweep_of[job].keep_best_checkpoint(job, state))
-        write_report(collect([output]), output / "report", data)
+        write_report(collect([output]), output / "report")
     runner.exit_if_unfinished(states, "compare")
