@@ -23,8 +23,8 @@ from .uncertainty import NO_BETTER, Uncertainty
 PROTOCOL = (
     "Scores on the development sets, times 100, at the best epoch of each run. A configuration is a learning rate; its "
     "score is the median over seeds, and the configuration with the best median is shown, among those with the most "
-    "finished seeds; runs.csv has every run. Where runs of a task differ in length or other settings, the models' names "
-    "say them: only runs with the same settings share a row."
+    "finished seeds; runs.csv has every run. Where runs of a task differ in length or other settings, the models' "
+    "names say them: only runs with the same settings share a row."
 )
 PUBLISHED = (
     "The average is the mean over the paper's nine columns, MNLI-m and -mm separate and without WNLI, or over those of "
