@@ -22,6 +22,8 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "recompute": ("recompute:command", "Compare the pages of the finished experiments with their tables."),
     "wang": ("wang:grid", "Train the thirteen encodings of Wang et al. alike."),
     "wang-tables": ("wang:tables", "Print their published tables beside our models."),
+    "properties": ("properties:properties", "Show what a trained encoding prefers (identical words)."),
+    "correlations": ("properties:draw_correlations", "Draw where the logits of a BERT come from."),
     "continue": ("further:command", "Train a checkpoint further, at one length after another."),
     "squad": ("squad:command", "Fine-tune a Hugging Face folder on SQuAD, with the official scores."),
     "synthetic": ("synthetic:command", "Find what encodings and normalisers can tell apart."),

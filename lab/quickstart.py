@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 
 import click
+import numpy as np
 
 from tupe.checkpoints.trained import read_model
 from tupe.common.architectures import with_size
 from tupe.common.options import QuietCommand
 from tupe.common.tables import TextTable
+from tupe.data.splits import Split, prefixes_of
 from tupe.evaluate.probes import losses_of
-from tupe.sweep.scores import unigram_entropy
 
 MODELS = {"bert_a": "BERT-A", "tupe_r": "TUPE-R"}
 MARGIN = 0.3  # bits below the unigram entropy from which on something other than word frequencies was learned
@@ -18,6 +19,21 @@ FOOTER = """
 Loss and entropy in bits per masked token. Order: per cent of held-out sentences that are likelier than the same with
 two adjacent words swapped (50 is chance). One run each, tiny, on three million words: it shows which of the two finds
 positions earlier here, and says nothing of models that are trained to the end. The experiment: docs/protocol.md."""
+
+
+def unigram_entropy(data: str | Path) -> float:
+    """Bits per token of the training text's unigram distribution: the loss of a model that knows only frequencies.
+
+    data: folders of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
+    """
+    counts = np.zeros(0)
+    for prefix in prefixes_of(data, "train"):
+        tokens = Split(prefix).tokens
+        for start in range(0, len(tokens), 2**20):  # the text may be larger than memory
+            found = np.bincount(tokens[start : start + 2**20], minlength=len(counts))
+            counts = found + np.pad(counts, (0, len(found) - len(counts)))
+    p = counts[counts > 0] / counts.sum()
+    return float(-(p * np.log2(p)).sum())
 
 
 @click.command(cls=QuietCommand)

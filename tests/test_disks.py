@@ -19,7 +19,7 @@ WRITERS = {
     "prepare glue": ["--glue={source}/glue", "--data={data}", "--output={out}", "--jobs=1", "--tasks=RTE"],
     "minimal-pairs": ["{pretrained}", "--data={data}", "--pairs={source}/pairs.txt", "--output={out}"],
     "order": ["{pretrained}", "--data={data}", "--tokens=100", "--sentences=2", "--output={out}"],
-    "extrapolate": ["{pretrained}", "--data={data}", "--length=20", "--windows=2", "--output={out}"],
+    "extrapolate": ["{pretrained}", "--data={data}", "--lengths=20,40", "--windows=2", "--output={out}"],
     "plot t5": ["--checkpoint={pretrained}", "--data={data}", "--output={out}/a.png"],
     "plot positions": ["--checkpoint={pretrained}", "--data={data}", "--output={out}/a.svg"],
     "pretrain": ["--data={data}", "--output={out}", "--arch=bert_a_tiny", "--recipe=pretrain_small", "--gpus=0",

@@ -71,10 +71,9 @@ SMALL = {
     "finetune": "--gpus 0 --num-workers 0 --max-epoch 1",
     "sweep": "--dry-run",
     "checkpoint average": "--last 2",
-    "probe properties": "",
     "plot attention": "--words 3",
     "order": "--sentences 2 --tokens 100",
-    "extrapolate": "--multiples 1,2 --windows 2",
+    "extrapolate": "--lengths 20,40 --windows 2",
 }
 
 

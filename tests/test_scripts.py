@@ -24,7 +24,6 @@ from safetensors.torch import load_file
 from lab import quickstart
 from tupe.cli import main as tupe
 from tupe.run.record import STOPPED, Record, read, state_of
-from tupe.sweep.scores import unigram_entropy
 from tupe.train.saved import newest
 
 ROOT = PLUGIN.parent
@@ -378,7 +377,7 @@ def test_quickstart_prints_the_digits_of_the_page(tmp_path):
 def test_quickstart_table_shows_whether_anything_was_learned(tmp_path, caplog, loss, learned):
     pytest.importorskip("fairseq")
     write_data(tmp_path / "data")
-    entropy = unigram_entropy(tmp_path / "data")
+    entropy = quickstart.unigram_entropy(tmp_path / "data")
     counts = np.bincount(np.fromfile(tmp_path / "data" / "train.bin", dtype=np.uint16))
     assert entropy == pytest.approx(scipy.stats.entropy(counts, base=2)) == pytest.approx(4.6, abs=0.01)
     run = {"seed": 1, "lr": 1e-3, "variant": "", "budget": {"max_update": 1234}, "splits": ["valid"]}

@@ -228,7 +228,6 @@ class Stack(nn.Module):
         self.attention_backend = config.attention  # as requested
         self.backends: list[str] = []  # taken so far
         self.checkpoint_activations = config.checkpoint_activations
-        self.draws_in_evaluation = False  # positions, as in training, if `config.places` says so
         with separate_random_numbers():
             position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
             self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
@@ -251,7 +250,7 @@ class Stack(nn.Module):
     def token_positions(self, tokens: Tensor) -> TokenPositions:
         """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
         Raises ValueError for a sequence that is too long."""
-        if (self.training or self.draws_in_evaluation) and self.config.places != "consecutive":
+        if self.training and self.config.places != "consecutive":
             return draw_positions(tokens.size(1), self.config.max_positions, self.config.places, tokens.device)
         return self.positions.token_positions(tokens.size(1), tokens.device)
 

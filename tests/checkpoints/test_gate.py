@@ -446,7 +446,6 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "minimal-pairs": "{path} --pairs={pairs} --data={data} --output={out}",
     "order": "{path} --data={data} --output={out}",
     "extrapolate": "{path} --data={data} --output={out}",
-    "probe properties": "{path} --data={data}",
     "checkpoint average": "{path} {path} --output={out}",
     "checkpoint convert": "--from={path} --dict={data}/dict.txt --output={out}",
     "checkpoint convert --to released": "--from={path} --dict={data}/dict.txt --output={out}",
@@ -454,7 +453,6 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "checkpoint stretch": "--checkpoint={path} --length=40 --output={out}",
     "checkpoint swap": "--checkpoint={path} --position=t5 --data={data} --output={out}",
     "plot positions": "--checkpoint={path} --data={data} --output={out}",
-    "plot correlations": "--checkpoint={path} --data={data} --output={out}",
     "plot attention": "{path} --data={data} --output={out}",
     "plot t5": "--checkpoint={path} --data={data} --output={out}",
 }

@@ -47,7 +47,7 @@ def test_help_of_training_has_the_values_of_recipes():
     assert shown["--tokens-per-sample N"].endswith("[512; 128]") and shown["--seed N"].endswith("  [1]")
 
 
-@pytest.mark.parametrize("words", ["", "checkpoint", "list", "prepare", "probe", *COMMANDS])
+@pytest.mark.parametrize("words", ["", "checkpoint", "list", "prepare", *COMMANDS])
 def test_every_command_explains_itself(words):
     shown = tupe(*words.split(), "--help")
     if not find_spec("fairseq") and "needs fairseq, which is not installed" in shown.output:

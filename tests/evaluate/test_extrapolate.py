@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from helpers import build_masked_lm, pretrain_arguments, train, write_data
 
 from tupe.evaluate.extrapolate import Loss, command, draw_windows, extrapolation, tabulate, window_losses
-from tupe.token_positions import draw_positions
 
 N, M = 10, 40
 
@@ -22,9 +21,7 @@ def stream():
 
 
 def model(position, **options):
-    places = options.pop("places", "consecutive")
     model = build_masked_lm("bert_a_tiny", 55, position=position, **{"max_positions": N, "layers": 1, **options})
-    model.tupe.encoder.config.places = places
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -48,7 +45,7 @@ def test_windows(stream):
     assert np.array_equal(drawn.masked, draw_windows(stream, N, M, 20).masked)
     with pytest.raises(ValueError, match="46 windows of 40 tokens, fewer than 47; valid here: --windows 46 or fewer"):
         draw_windows(stream, N, M, 47)
-    with pytest.raises(ValueError, match=f"fewer than 2; valid here: smaller --multiples of the training length, {N}$"):
+    with pytest.raises(ValueError, match="fewer than 2; valid here: smaller --lengths$"):
         draw_windows(stream, N, len(stream), 2)
 
 
@@ -67,33 +64,12 @@ def test_losses_are_those_of_one_sequence_at_a_time(stream, length):
 
 def test_context_matters_only_where_there_is_attention_to_it(stream):
     """ALiBi with steep slopes hardly sees what is added; a table of positions ends where it ends."""
-    lengths = [loss.length for loss in extrapolation(model("alibi"), stream, N, [4, 1, 2], 20)]
+    lengths = [loss.length for loss in extrapolation(model("alibi"), stream, [M, N, 2 * N], 20)]
     assert lengths == [N, 2 * N, M]
-    (only,) = extrapolation(model("absolute"), stream, N, [1, 2, 4], 20)
+    (only,) = extrapolation(model("absolute"), stream, [N, 2 * N, M], 20)
     assert only.length == N and only.difference == only.difference_error == 0 and only.error > 0
     with pytest.raises(ValueError, match="absolute has vectors for 10 positions, fewer than 20"):
-        extrapolation(model("absolute"), stream, N, [2], 20)
-
-
-def test_drawn_positions(stream):
-    """A model trained with random positions is scored with random ones: the mean over draws of the loss."""
-    ours = model("t5", places="random", max_positions=2 * N)
-    consecutive, drawn = (extrapolation(ours, stream, N, [1, 2, 4], 20, draws=draws) for draws in (0, 3))
-    assert [loss.length for loss in consecutive] == [N, 2 * N, M]
-    assert [loss.length for loss in drawn] == [N, 2 * N]  # more positions than there are cannot be drawn
-    assert consecutive == extrapolation(model("t5", max_positions=2 * N), stream, N, [1, 2, 4], 20)
-    expected, windows = [], draw_windows(stream, N, M, 20, 1)
-    torch.manual_seed(1)
-    for _ in range(3):
-        places = draw_positions(N, 2 * N, "random")  # one batch holds all windows
-        ours.tupe.encoder.token_positions = lambda tokens, places=places: places
-        expected.append(window_losses(ours, windows, N))
-        del ours.tupe.encoder.token_positions
-    assert drawn[0].mean == pytest.approx(np.mean(expected), rel=1e-5) != consecutive[0].mean
-    words = torch.arange(4, 4 + N)[None]
-    assert torch.equal(ours(words).logits, ours(words).logits)  # as ever
-    with pytest.raises(ValueError, match="positions are drawn from 20 positions, fewer than 40"):
-        extrapolation(ours, stream, N, [4], 20, draws=3)
+        extrapolation(model("absolute"), stream, [2 * N], 20)
 
 
 def test_table():
@@ -110,22 +86,11 @@ def test_command(tmp_path):
     data = write_data(tmp_path / "data", valid_lines=60)
     options = ["--max-update=1", "--num-workers=0", "--encoder-layers=1", "--tokens-per-sample=12", "--position=t5"]
     train(pretrain_arguments(data, tmp_path / "run", *options, arch="bert_a_tiny"))
-    words = [f"T5={tmp_path}/run/checkpoint_last.pt", "--multiples=1,4", "--windows=8", f"--output={tmp_path}/out"]
+    words = [f"T5={tmp_path}/run/checkpoint_last.pt", "--lengths=12,48", "--windows=8", f"--output={tmp_path}/out"]
     result = CliRunner().invoke(command, words)
     assert result.exit_code == 0, result.output
     assert "| model | bits at 12 tokens | change at 48 |" in result.output
     content = json.loads((tmp_path / "out/extrapolation.json").read_text())
     assert [loss["length"] for loss in content["models"]["T5"]] == [12, 48]
-    assert (tmp_path / "out/extrapolation.png").stat().st_size > 1000
-    assert "scored with" not in result.output
-    options[-1:] = ["--position=alibi", "--places=random", "--max-positions=24"]
-    train(pretrain_arguments(data, tmp_path / "random", *options, arch="bert_a_tiny"))
-    words[0] = f"ALiBi={tmp_path}/random/checkpoint_last.pt"
-    result = CliRunner().invoke(command, [*words, "--draws=3"])
-    assert result.exit_code == 0, result.output
-    assert "- ALiBi: scored with random positions of 24, as trained: 3 draws\n" in result.output
-    rows = [line.split(" | ") for line in result.output.splitlines() if line.startswith("| ALiBi")]
-    assert [row[0] for row in rows] == ["| ALiBi", "| ALiBi, positions 0, 1, 2, ..."]
-    assert rows[0][2].startswith("–") and not rows[1][2].startswith("–") and rows[0][1] != rows[1][1]
-    result = CliRunner().invoke(command, [*words[:1], "--multiples=1,1", f"--output={tmp_path}/out"])
+    result = CliRunner().invoke(command, [*words[:1], "--lengths=12,12", f"--output={tmp_path}/out"])
     assert result.exit_code == 2 and "different whole numbers" in result.output

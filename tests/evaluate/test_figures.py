@@ -22,7 +22,7 @@ def runs(tmp_path_factory):
     """name -> checkpoint after 2 updates; and the data."""
     folder = tmp_path_factory.mktemp("plot")
     data, checkpoints = write_data(folder / "data"), {}
-    for arch, position in [("tupe_a", "untied"), ("bert_a", "absolute"), ("tupe_r", "untied:layer+t5:layer")]:
+    for arch, position in [("tupe_a", "untied"), ("tupe_r", "untied:layer+t5:layer")]:
         more = ["--max-update=2", "--num-workers=0", f"--position={position}"]
         train(pretrain_arguments(data, folder / arch, *more, arch=f"{arch}_tiny"))
         checkpoints[arch] = folder / arch / "checkpoint_last.pt"
@@ -48,7 +48,6 @@ def texts_are_whole(monkeypatch):
 @pytest.mark.parametrize(
     ("figure", "sources"),
     [
-        ("correlations", ["--checkpoint={bert_a}", "--length=20"]),
         ("positions", ["--checkpoint={tupe_a}"]),
         ("t5", ["--checkpoint={tupe_r}", "--layer=2"]),
         pytest.param("attention", ["T5={tupe_r}", "TUPE-A={tupe_a}", "--words=3"], marks=pytest.mark.thorough),
@@ -117,9 +116,8 @@ def test_no_losses_no_figure(tmp_path):
     ("arguments", "message"),
     [
         (["t5", "--checkpoint={tupe_a}"], "has no 't5'"),
-        (["correlations", "--checkpoint={tupe_a}"], "for BERT-A only"),
         (["positions", "--checkpoint=missing.pt"], "missing.pt"),
-        (["correlations", "--checkpoint={tupe_a}", "--length=0"], "--length"),
+        (["positions", "--checkpoint={tupe_a}", "--length=0"], "--length"),
         (["positions", "--checkpoint={tupe_a}", "--data=/nowhere"], "/nowhere"),
         (["attention", "A={tupe_a}", "A={tupe_r}"], "each its own label"),
     ],

@@ -33,13 +33,16 @@ def test_labels(tmp_path, monkeypatch):
             labelled([missing])
 
 
-def test_models_are_arguments_or_follow_an_option(pretrained, vocabulary, nopos):
+def test_models_are_arguments_or_follow_an_option(pretrained, vocabulary, nopos, tmp_path):
     """All commands of evaluation take them so, one beside the other."""
-    words = ["probe", "properties", f"--data={vocabulary}", "--words=2", "--length=8"]
-    both = CliRunner().invoke(main, [*words, f"a={pretrained}", f"b={nopos}"])
-    option = CliRunner().invoke(main, [*words, f"--checkpoint=b={nopos}", f"a={pretrained}"])
-    assert both.exit_code == 0 and both.output == option.output and both.output.startswith("|  | a | b |"), both.output
-    none = CliRunner().invoke(main, words)
+    words = ["plot", "attention", f"--data={vocabulary}", "--words=2", "--length=8"]
+    pictures = []
+    for sources in ([f"a={pretrained}", f"b={nopos}"], [f"--checkpoint=b={nopos}", f"a={pretrained}"]):
+        result = CliRunner().invoke(main, [*words, *sources, f"--output={tmp_path}/x.png"])
+        assert result.exit_code == 0, result.output
+        pictures.append((tmp_path / "x.png").read_bytes())
+    assert pictures[0] == pictures[1]
+    none = CliRunner().invoke(main, [*words, f"--output={tmp_path}/y.png"])
     assert none.exit_code == 2 and "no model is named; give one or more as [LABEL=]CHECKPOINT" in none.output
 
 

@@ -27,7 +27,6 @@ def test_finished_failed_and_stopped_runs(tmp_path):
     lock(tmp_path / "running")
     collection = collect([tmp_path])
     assert [key[1:] for key in collection.finished] == [("RTE", 2e-5, 1)]
-    assert [key[1:] for key in collection.broken] == [("RTE", 2e-5, 2)]
     assert reasons(collection.failed) == {"failed": "diverged", "early": "no such data"}
     assert reasons(collection.missing) == {"stopped": "stopped before its end", "running": "running"}
     assert not collection.left_out
@@ -55,7 +54,7 @@ def test_damaged_and_foreign_records_are_left_out(tmp_path, content):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / record.NAME).write_text(content)
     collection = collect([tmp_path])
-    assert len(collection.finished) == 1 and not collection.failed and not collection.broken
+    assert len(collection.finished) == 1 and not collection.failed
     assert reasons(collection.left_out).keys() == {"bad"}
 
 

@@ -180,24 +180,6 @@ def test_a_folder_of_another_sweep_is_refused_and_a_wider_grid_extends_it(place)
         Sweep.read(place / "out")
 
 
-def test_what_the_runs_read_must_be_what_they_read_before(place):
-    """Else a table would have old scores beside a new encoding, checkpoint or text, all called finished."""
-    (place / "mine.py").write_text("slope = 1\n")
-    (place / "data" / "dict.txt").write_text("word 1\n")
-    (place / "data" / "CoLA" / "input0").mkdir(exist_ok=True)
-    (place / "data" / "CoLA" / "input0" / "train.bin").write_bytes(b"text")
-    words = (*ONE_TASK, "--grid=seed=1", f"--position-file={place / 'mine.py'}")
-    sweep(place, *words)
-    files = [place / name for name in ("mine.py", "pretrained.pt", "data/dict.txt", "data/CoLA/input0/train.bin")]
-    for path in files:
-        before = path.read_bytes()
-        path.write_bytes(before.replace(b"1", b"2") if path.suffix != ".bin" else b"more")
-        changed = path.parent if path.parent != place else path
-        assert f"{changed} has changed since the runs of {place / 'out'} began" in sweep(place, *words, status=2)
-        path.write_bytes(before)
-    assert "1 finished, 0 failed; 0 to run" in sweep(place, *words)
-
-
 def test_files_of_a_grid_are_known_by_their_whole_paths(place, monkeypatch):
     for name in ("a", "b"):
         (place / name / "runs").mkdir(parents=True)

@@ -14,8 +14,7 @@ PAIRS = [("The cat sat on a mat.", "The cat on sat a mat."), ("Dogs ran in the p
 COMMANDS = {  # name: words, in which {} are the model, its data and the output
     "minimal-pairs": "minimal-pairs m={model} --data={data} --pairs={output}.jsonl --output={output}",
     "order": "order m={model} --data={data} --output={output} --sentences=4 --tokens=60",
-    "extrapolate": "extrapolate m={model} --data={data} --output={output} --length=8 --multiples=1,2 --windows=4",
-    "properties": "probe properties m={model} --words=4 --length=8",
+    "extrapolate": "extrapolate m={model} --data={data} --output={output} --lengths=8,16 --windows=4",
     "positions": "plot positions --checkpoint={model} --data={data} --output={output}",
     "attention": "plot attention m={model} --data={data} --output={output} --words=4 --length=8",
     "loss": "plot loss m={model} --output={output}",
@@ -40,7 +39,7 @@ def test_it_is_read(name, small, vocabulary, tmp_path):
         result = CliRunner().invoke(main, words)
         assert result.exit_code == 0, result.output
         written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "out.jsonl"]
-        assert written or name == "properties"
+        assert written
 
 
 def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, vocabulary, tmp_path):

@@ -28,7 +28,6 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "minimal-pairs": ("evaluate.minimal_pairs:command", "Score minimal pairs (BLiMP), word order separately."),
         "order": ("evaluate.order:command", "Measure what a model knows of the order of words."),
         "extrapolate": ("evaluate.extrapolate:command", "Measure the loss on longer sequences than in training."),
-        "probe properties": ("evaluate.probes:command", "Show what a trained encoding prefers (identical words)."),
     },
     "Checkpoints": {
         "checkpoint average": ("checkpoints.average:command", "Take the mean of several checkpoints' weights."),

@@ -1,6 +1,6 @@
 """Figures of what `probes` reads from models, and the command `tupe plot`.
 
-L sequence length, H heads, C model width.
+L sequence length, H heads.
 """
 
 import functools
@@ -15,35 +15,19 @@ from ..common import options
 from ..common.options import FILE, QuietCommand
 from ..common.plotting import curves, grid, heat, legend, save, style
 from . import probes
-from .loading import labelled, load_model, models, text_block
+from .loading import labelled, load_model, models
 
 # --------------------------------------------------------------------------------------------------------- the figures
 
 
-def correlations(parts: dict) -> Figure:
-    """The four correlations of word and position (and the remainder, if it is there), averaged over heads; one colour
-    scale for all, its middle at 0. parts: name -> [H, L, L]. The paper's figure 2."""
-    means = {name: part.mean(0).numpy() for name, part in parts.items()}
-    limit = max(np.percentile(abs(m), 99) for m in means.values())
-    figure, axes = grid(len(means), len(means))
-    for axis, (name, matrix) in zip(axes, means.items(), strict=True):
-        image = heat(axis, matrix, vmin=-limit, vmax=limit)
-        axis.set_title(f"{name}\nsd {matrix.std():.3g}", fontsize=9)
-        axis.set_xlabel("key")
-    axes[0].set_ylabel("query")
-    figure.colorbar(image, ax=axes.tolist(), label="logit", shrink=0.8, extend="both")
-    return figure
-
-
 def positional(logits: torch.Tensor) -> Figure:
-    """Positional logits of every head, [H, L, L], without [CLS]; each head labelled by `probes.pattern` and with its
-    own colour scale (printed above it). The paper's figure 6."""
+    """Positional logits of every head, [H, L, L], without [CLS]; each head with its own colour scale (printed above
+    it). The paper's figure 6."""
     figure, axes = grid(len(logits), min(len(logits), 4))
     for head, (axis, matrix) in enumerate(zip(axes, logits, strict=False)):
         words = matrix[1:, 1:].numpy()
         heat(axis, words, first=1)
-        what, low, high = probes.pattern(matrix), words.min(), words.max()
-        axis.set_title(f"head {head + 1}: {what}\nlogits {low:.3g} to {high:.3g}", fontsize=9)
+        axis.set_title(f"head {head + 1}\nlogits {words.min():.3g} to {words.max():.3g}", fontsize=9)
     figure.supxlabel("key position")
     figure.supylabel("query position")
     return figure
@@ -128,22 +112,10 @@ length = click.option("--length", type=click.IntRange(3),
 @drawing
 @one_checkpoint
 @data
-@length
-def draw_correlations(checkpoint, data, length):
-    """Word-word, word-position, ... logits of an absolute model's first layer."""
-    model, text = load_model(checkpoint, data)
-    return correlations(
-        probes.four_correlations(model, text_block(text, length or model.config.max_position_embeddings))
-    )
-
-
-@drawing
-@one_checkpoint
-@data
 @layer
 @length
 def draw_positions(checkpoint, data, length, layer):
-    """Positional logits of every head (TUPE), each with its pattern."""
+    """Positional logits of every head (TUPE)."""
     model, _ = load_model(checkpoint, data)
     return positional(probes.positional_logits(model, length, layer - 1))
 

@@ -58,7 +58,7 @@ def settings_text(settings: dict[str, str]) -> str:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run of fine-tuning that came to its end or failed."""
+    """A run of fine-tuning that came to its end."""
 
     model: Model
     record: Record
@@ -86,11 +86,10 @@ class FinishedRun:
 
 @dataclass
 class Collection:
-    """finished, broken: {key: FinishedRun}; broken are failed runs that had begun. failed, missing, left_out: (folder,
-    reason) of every run that failed, that has not come to its end, and that does not count."""
+    """finished: {key: FinishedRun}. failed, missing, left_out: (folder, reason) of every run that failed, that has not
+    come to its end, and that does not count."""
 
     finished: dict = field(default_factory=dict)
-    broken: dict = field(default_factory=dict)
     failed: list = field(default_factory=list)
     missing: list = field(default_factory=list)
     left_out: list = field(default_factory=list)
@@ -130,8 +129,8 @@ def _add_run(collection, folder, layouts):
         content = record.read(folder)
         if state == "failed":
             collection.failed.append((folder, content.failure["reason"]))
-        if content.started_at is None or not content.metrics:
-            return  # the failure of a process that could not begin, or a pre-training
+        if state == "failed" or content.started_at is None or not content.metrics:
+            return  # or the failure of a process that could not begin, or a pre-training
         if content.layout:
             own = own_task(content.layout)
             known = layouts.setdefault(content.task, own)
@@ -146,8 +145,6 @@ def _add_run(collection, folder, layouts):
         run = FinishedRun(model, content, folder)
         if state in ("open", "running"):
             collection.missing.append((folder, "running" if state == "running" else "stopped before its end"))
-        elif state == "failed":
-            collection.broken.setdefault(run.key, run)
         elif run.key in collection.finished:
             other = collection.finished[run.key]
             same = "same" if other.record.scores == content.scores else "OTHER"
@@ -170,7 +167,7 @@ def _tell_apart(collection):
     checkpoint held others later.
     """
     groups, names, settings, weights = defaultdict(set), {}, defaultdict(list), defaultdict(set)
-    for run in [*collection.finished.values(), *collection.broken.values()]:
+    for run in collection.finished.values():
         model = replace(run.model, settings="")
         groups[model.architecture, model.variant].add(model)
         weights[model].add(run.record.pretrained_weights)
@@ -181,17 +178,15 @@ def _tell_apart(collection):
             continue
         top = os.path.commonpath([Path(model.checkpoint).parent for model in models])
         names.update({model: os.path.relpath(model.checkpoint, top) for model in models})
-    for runs in (collection.finished, collection.broken):
-        renamed = []
-        for run in runs.values():
-            shown = {name: value for name, value in settings_of(run.record).items() if name in differing}
-            model = replace(run.model, settings="")
-            if len(weights[model]) > 1:
-                shown["weights"] = run.record.pretrained_weights
-            named = replace(run.model, path=names.get(model, ""), settings=settings_text(shown))
-            renamed.append(replace(run, model=named))
-        runs.clear()
-        runs.update({run.key: run for run in renamed})
+    renamed = []
+    for run in collection.finished.values():
+        shown = {name: value for name, value in settings_of(run.record).items() if name in differing}
+        model = replace(run.model, settings="")
+        if len(weights[model]) > 1:
+            shown["weights"] = run.record.pretrained_weights
+        named = replace(run.model, path=names.get(model, ""), settings=settings_text(shown))
+        renamed.append(replace(run, model=named))
+    collection.finished = {run.key: run for run in renamed}
 
 
 def _add_missing(collection, folder, runs):

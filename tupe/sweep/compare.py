@@ -18,40 +18,37 @@ import yaml
 
 from .. import config
 from ..common import options
-from ..common.architectures import ARCHITECTURES, ELECTRA, OTHER_BLOCKS, named, split_size, with_size
 from ..common.architectures import preset as preset_of
+from ..common.architectures import split_size, with_size
 from ..common.options import CONFIGS, FOLDER, ListOf, did_you_mean
 from ..common.tables import TextTable
 from ..encoder import ModelConfig
-from ..positions import CLS, Dims, Positions
+from ..positions import Dims, Positions
 from ..run import record
 from ..run.folder import write_atomically
 from . import runner
 from .collection import collect
 from .grid import Sweep, check_tasks, option_of, options_in
-from .report import LEARNED, deviation, write_report
-from .scores import unigram_entropy
+from .report import write_report
 
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
 
-def buildable(position: str, arch: str, cls: str | None = None) -> tuple[str, str, str]:
-    """(architecture, canonical name of a position encoding, treatment of [CLS]) of a position in an architecture, which
-    may so be another one (`named`). Raises ValueError for one that cannot be built."""
-    known = ARCHITECTURES | ELECTRA | OTHER_BLOCKS
-    if arch not in known:
-        raise ValueError(f"--arch {arch}: unknown{did_you_mean(arch, known)}")
-    model = ModelConfig(**{**preset_of(arch), "position": position, **({"cls": cls} if cls else {})})
+def buildable(position: str) -> str:
+    """The canonical name of a position. Raises ValueError for one that BERT cannot be built with."""
+    model = ModelConfig(**{**preset_of(ARCHITECTURE), "position": position})
     Positions(model.position, Dims(8, 8, 2, 1, 4, 4), model.cls)
-    return named(arch, model.position, model.cls), model.position, model.cls
+    return model.position
 
 
 def plan_pretraining(
     data: Path, output: Path, presets: list[str], positions: list[str], size: str, recipe: str, common: list[str],
-    arch: str, cls: str | None = None, seeds: list[int] | None = None,
+    seeds: list[int] | None = None,
 ) -> list:  # fmt: skip
-    """Sweeps that pre-train every preset, and every position in `arch`, alike. cls: of all of them; None: as these say.
-    seeds: of each; None: the recipe's one. Raises ValueError for what is not known."""
+    """Sweeps that pre-train every preset, and BERT with every position, alike. seeds: of each; None: the recipe's one.
+    Raises ValueError for what is not known."""
+    if "--arch" in options_in(common):
+        raise ValueError("--arch is set by this command: a --position replaces BERT's, a preset says its architecture")
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
         if preset not in valid:
@@ -63,18 +60,14 @@ def plan_pretraining(
     def plan(kind, architecture, values):
         architecture = with_size(split_size(architecture)[0], size)
         folder, words = output / f"{kind}s" / architecture, [f"--data={data}", f"--arch={architecture}", *common]
-        words += [f"--cls={cls}"] if cls else []
         return Sweep.plan(recipe, folder, {kind: values, **({"seed": seeds} if seeds else {})}, words)
 
-    by_architecture, replaced = {}, {}
-    for position in positions:
-        architecture, name, _ = buildable(position, arch, cls)
-        replaced.setdefault(architecture, []).append(name)
+    names, by_architecture = [buildable(position) for position in positions], {}
     for preset in presets:
         architecture = yaml.safe_load((CONFIGS / "model" / f"{preset}.yaml").read_text(encoding="utf-8"))["_name"]
         by_architecture.setdefault(architecture, []).append(preset)
     sweeps = [plan("preset", architecture, values) for architecture, values in by_architecture.items()]
-    return sweeps + [plan("position", architecture, values) for architecture, values in replaced.items()]
+    return sweeps + ([plan("position", ARCHITECTURE, names)] if names else [])
 
 
 def plan_fine_tuning(
@@ -107,9 +100,8 @@ def find_tasks(data: Path, glue: Path | None, tasks: list[str] | None) -> list[s
     return check_tasks(glue, tasks) if glue else []
 
 
-def losses_table(jobs: list[runner.Job], entropy: float) -> TextTable:
-    """Validation losses at the end of finished pre-trainings, means over seeds, lowest first. entropy: of the training
-    text, see `unigram_entropy`; a model that is not well below it is still on the plateau."""
+def losses_table(jobs: list[runner.Job]) -> TextTable:
+    """Validation losses at the end of finished pre-trainings, means over seeds, lowest first."""
     losses, units = defaultdict(list), set()
     for job in jobs:
         run = record.read(job.folder)
@@ -117,10 +109,9 @@ def losses_table(jobs: list[runner.Job], entropy: float) -> TextTable:
         units.add(run.loss_unit)
     rows = []
     for name, values in sorted(losses.items(), key=lambda item: statistics.mean(item[1])):
-        mean = statistics.mean(values)
-        on_plateau = mean > entropy - LEARNED and "electra" not in name  # whose loss has another part
-        rows.append([name, f"{mean:.3f}", deviation(values), "plateau" if on_plateau else ""])
-    header = ["pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation (seeds)", "still on the"]
+        deviation = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "?"
+        rows.append([name, f"{statistics.mean(values):.3f}", f"{deviation} ({len(values)})"])
+    header = ["pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation (seeds)"]
     return TextTable.plain(header, rows)
 
 
@@ -137,11 +128,6 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @click.option("--presets", type=ListOf(), help="Files of configs/model.")
 @click.option("--position", multiple=True, help="A position encoding by its name, in place of BERT's. Can be repeated.")
 @options.size("tiny", help="The size of all models.")
-@click.option(
-    "--arch", default=ARCHITECTURE, show_default=True, help="The architecture of each --position, without its size."
-)
-@click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: as the architecture or preset says "
-              "beside `untied`, else tied).")  # fmt: skip
 @click.option("--recipe", default="pretrain_small", show_default=True,
               help="The recipe of the pre-training (the paper's: pretrain).")  # fmt: skip
 @click.option("--pretraining-seeds", type=ListOf(int), help="Seeds of the pre-training (default: the recipe's one).")
@@ -155,7 +141,7 @@ def jobs_of(sweeps: list, output: Path) -> dict:
 @options.jobs()
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF THE PRE-TRAINING]...")
 def command(
-    data, output, presets, position, size, arch, cls, recipe, pretraining_seeds, glue, tasks, lrs, seeds,
+    data, output, presets, position, size, recipe, pretraining_seeds, glue, tasks, lrs, seeds,
     finetune_options, dry_run, retry_failed, jobs, common,
 ):  # fmt: skip
     """Pre-train position encodings alike, fine-tune each on GLUE, and write OUTPUT/report.
@@ -168,9 +154,7 @@ def command(
     if not presets and not position:
         raise ValueError("nothing to compare: give --position NAME (as often as you like) or --presets A,B")
     tasks, common = find_tasks(data, glue, tasks), [*common, *options.position_file()]
-    sweeps = plan_pretraining(
-        data, output, presets or [], list(position), size, recipe, common, arch, cls, pretraining_seeds
-    )
+    sweeps = plan_pretraining(data, output, presets or [], list(position), size, recipe, common, pretraining_seeds)
     engine = ["--engine=torch"] * (options_in(common).get("--engine") in config.TORCH)
     fine_tuning = [*shlex.split(finetune_options), *engine, *options.position_file()]
     for name in options_in(fine_tuning):
@@ -195,7 +179,7 @@ def command(
 
     finished = [job for job, state in states.items() if state == "finished"]
     if not tasks:
-        table = losses_table(finished, unigram_entropy(data)).markdown()
+        table = losses_table(finished).markdown()
         write_atomically(output / "losses.md", table)
         click.echo(table)
     sweeps = [plan_fine_tuning(job.folder, output, glue, tasks, lrs, seeds, fine_tuning) for job in finished if tasks]
@@ -204,5 +188,5 @@ def command(
     if sweeps:
         sweep_of = jobs_of(sweeps, output)
         states |= run(list(sweep_of), on_done=lambda job, state: sweep_of[job].keep_best_checkpoint(job, state))
-        write_report(collect([output]), output / "report", data)
+        write_report(collect([output]), output / "report")
     runner.exit_if_unfinished(states, "compare")

@@ -10,14 +10,14 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import config
 from ..common.options import CONFIGS, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in
 from ..run import record
-from ..run.folder import fingerprint, locked, write_atomically
+from ..run.folder import locked, write_atomically
 from . import runner
 from .runner import Job
 
@@ -25,23 +25,19 @@ COMMANDS = ("pretrain", "finetune")
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
 FILES = ("--data", "--checkpoint", "--position-file")  # made absolute: a sweep goes on from another working directory
 KEPT = (record.NAME, "train.log", "lock", "predictions")  # of the folder of a fine-tuning that is over
-# What tells whether a folder that is read is still the same.
-READ = ("dict.txt", "train.bin", "train.idx", "train.label", "train-v*.npz", "model.safetensors")
 
 
 @dataclass(frozen=True)
 class Sweep:
     """recipe: name of a file in configs/, such as finetune. grid: {option of its command, or Hydra override with a dot:
     values}, all as text. common: {option or override: value} of every job, see `options_in`. keep_best: whether the
-    best checkpoint of each task is kept; otherwise fine-tuning leaves none. files: {path: fingerprint} of what the runs
-    read when the sweep began."""
+    best checkpoint of each task is kept; otherwise fine-tuning leaves none."""
 
     recipe: str
     output: Path
     grid: dict
     common: dict
     keep_best: bool = False
-    files: dict = field(default_factory=dict)
 
     @classmethod
     def plan(
@@ -79,7 +75,7 @@ class Sweep:
         grid = {name: grid[name] for name in names}  # folders have the same names whatever the order of the options
         sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best)
         sweep._refuse_shared_folders()
-        return replace(sweep, files=sweep._fingerprints())
+        return sweep
 
     @classmethod
     def read(cls, folder: Path) -> "Sweep | None":
@@ -99,20 +95,6 @@ class Sweep:
                 f"two jobs would share a folder of {self.output}, named by the last two parts of a path; give every "
                 "value of the grid once, and files in folders of other names"
             )
-
-    def _values(self, name):
-        return self.grid.get(name) or [value for value in [self.common.get(name)] if value]
-
-    def _fingerprints(self):
-        """{path: fingerprint} of the files that the jobs read, and of the folders of their tasks."""
-        paths = [Path(path) for name in FILES for value in self._values(name) for path in _paths(name, value)]
-        parts = itertools.product(paths, self._values("--task"), ("input0", "label"))
-        files = {}
-        for path in [*paths, *itertools.starmap(Path, parts)]:
-            read = [path] if path.is_file() else [file for name in READ for file in sorted(path.glob(name))]
-            if read:
-                files[str(path)] = fingerprint(read)
-        return files
 
     @property
     def jobs(self) -> list:
@@ -187,10 +169,7 @@ class Sweep:
                 self._refuse_another(earlier)
                 grid = {name: list(dict.fromkeys(earlier.grid[name] + grid[name])) for name in earlier.grid}
                 replace(self, grid=grid)._refuse_shared_folders()
-            content = {
-                "recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best,
-                "files": {**(earlier.files if earlier else {}), **self.files},
-            }  # fmt: skip
+            content = {"recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best}
             write_atomically(self.output / "sweep.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def _refuse_another(self, earlier):
@@ -207,9 +186,6 @@ class Sweep:
         ]
         if different:
             raise ValueError(f"{self.output} holds another sweep ({'; '.join(different)}); choose another folder")
-        for path, content in self.files.items():
-            if earlier.files.get(path, content) != content:
-                raise ValueError(f"{path} has changed since the runs of {self.output} began; choose another folder")
 
 
 # ---------------------------------------------------------------------------------------------------- words and values

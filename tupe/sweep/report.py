@@ -6,29 +6,25 @@ from pathlib import Path
 import click
 
 from ..common import options
-from ..common.architectures import split_size
 from ..common.tables import TextTable
 from ..run.folder import write_atomically
-from .collection import Collection, Model, collect, with_unit
+from .collection import Collection, collect, with_unit
 from .scores import (
     COLUMNS,
     PAPER_COLUMNS,
-    counterpart,
+    is_in,
     majority,
     paper_row,
-    pretraining_losses,
     published,
     summarise,
-    unigram_entropy,
 )
-from .uncertainty import NO_BETTER, Uncertainty, shown
+from .uncertainty import NO_BETTER, Uncertainty
 
-LEARNED = 1.44  # bits (1 nat) below the unigram entropy from which on a model counts as pre-trained
 PROTOCOL = (
     "Scores on the development sets, times 100, at the best epoch of each run. A configuration is a learning rate; its "
     "score is the median over seeds, and the configuration with the best median is shown, among those with the most "
-    "finished seeds. Where runs of a task differ in length or other settings, the models' names say them: only runs "
-    "with the same settings share a row."
+    "finished seeds; runs.csv has every run. Where runs of a task differ in length or other settings, the models' "
+    "names say them: only runs with the same settings share a row."
 )
 PUBLISHED = (
     "The average is the mean over the paper's nine columns, MNLI-m and -mm separate and without WNLI, or over those of "
@@ -53,81 +49,36 @@ def paper_tables(summaries: dict, baselines: dict | None = None) -> list:
     """[(title, source, table)]: the paper's tables with our rows. baselines: what `majority` returns."""
     tables = []
     for table in published()["tables"]:
-        ours = {model: paper_row(tasks) for model, tasks in summaries.items() if counterpart(table, model)}
+        ours = {model: paper_row(tasks) for model, tasks in summaries.items() if is_in(table, model)}
         ours = {model: row for model, row in ours.items() if row}
         if ours:
-            content = _paper_table(table, ours, summaries, baselines or {})
+            content = _paper_table(table, ours, baselines or {})
             tables.append((table["title"], table["source"], content))
     return tables
 
 
-def _paper_table(table, ours, summaries, baselines):
+def _paper_table(table, ours, baselines):
     columns = [c for c in COLUMNS if c in PAPER_COLUMNS or any(c in row for row in ours.values())]
     shared = [c for c in PAPER_COLUMNS if all(c in row for row in ours.values())]
     rows = []
 
-    def add(kind, name, values, cells=None, form="{:.2f}"):
-        """values: {column: number}; cells: {column: what to show instead}."""
-        shown_cells = {**{c: form.format(value) for c, value in values.items()}, **(cells or {})}
+    def add(kind, name, values, marks=()):
+        """values: {column: number}; marks: columns whose number is no better than always giving one answer."""
+        cells = {c: f"{value:.2f}{NO_BETTER if c in marks else ''}" for c, value in values.items()}
         whole = shared and all(c in values for c in shared)
-        mean = form.format(statistics.mean(values[c] for c in shared)) if whole else ""
-        rows.append((kind, [name, *(shown_cells.get(c, "") for c in columns), mean]))
+        mean = f"{statistics.mean(values[c] for c in shared):.2f}" if whole else ""
+        rows.append((kind, [name, *(cells.get(c, "") for c in columns), mean]))
 
     for entry in table["rows"]:
-        add("", published_name(entry), dict(zip(PAPER_COLUMNS, entry["scores"], strict=True)))
+        name = f"{entry['name']} ({with_unit(entry['updates'])})"
+        add("", name, dict(zip(PAPER_COLUMNS, entry["scores"], strict=True)))
     single = {c: baselines[COLUMNS[c]] for c in columns if COLUMNS[c] in baselines}
     if single:
         add("", "majority", single)
     for model, row in ours.items():
-        medians = {c: median for c, (median, _) in row.items()}
-        marks = {c: f"{value:.2f}{NO_BETTER}" for c, value in medians.items() if value <= single.get(c, -101) + 1e-9}
-        add("ours", str(model), medians, marks)
-        add("", "standard deviation (seeds)", {}, {c: f"± {deviation(values)}" for c, (_, values) in row.items()})
-        add("", "learning rate chosen", {}, {c: f"{summaries[model][COLUMNS[c][0]].lr:g}" for c in row})
-        entry = counterpart(table, model)
-        theirs = dict(zip(PAPER_COLUMNS, entry["scores"], strict=True))
-        size, other = split_size(model.architecture)[1], split_size(entry["architecture"])[1]
-        name = published_name(entry, "" if size == other else f", {other} size")
-        add("", f"minus {name}", {c: medians[c] - theirs[c] for c in row if c in theirs}, form="{:+.2f}")
+        add("ours", str(model), row, [c for c in single if c in row and row[c] <= single[c] + 1e-9])
     average = "average" if shared == PAPER_COLUMNS else f"average of {len(shared)}"
     return TextTable(["model", *columns, average], rows)
-
-
-def published_name(entry: dict, note: str = "") -> str:
-    """ "TUPE-R (1M)" of a published row."""
-    return f"{entry['name']} ({with_unit(entry['updates'])}{note})"
-
-
-def deviation(values: list[float]) -> str:
-    """Standard deviation and number of values."""
-    return f"{shown(statistics.stdev(values) if len(values) > 1 else None)} ({len(values)})"
-
-
-def configuration_table(collection: Collection) -> TextTable:
-    """Every learning rate that was tried: the first metric, mean over development sets, of its seeds."""
-    rows = []
-    for model, task, lr in sorted({key[:3] for key in (*collection.finished, *collection.broken)}):
-        runs = [run for key, run in collection.finished.items() if key[:3] == (model, task, lr)]
-        failed = [key for key in collection.broken if key[:3] == (model, task, lr) and key not in collection.finished]
-        scores, metric = [], ""
-        for run in runs:
-            metric = run.record.metrics[0]
-            scores.append(statistics.mean(run.score(split, metric) for split in run.record.splits))
-        median = f"{statistics.median(scores):.2f}" if scores else ""
-        name = f"{task} {metric}".strip()
-        rows.append([str(model), name, f"{lr:g}", median, deviation(scores) if scores else "", str(len(failed) or "")])
-    header = ["model", "score", "learning rate", "median", "deviation (seeds)", "failed"]
-    return TextTable.plain(header, rows, align="llrrrr")
-
-
-def pretraining_table(losses: dict[Model, float], entropy: float) -> TextTable:
-    """losses: see `pretraining_losses`; entropy: see `unigram_entropy`."""
-    rows = []
-    for model, loss in losses.items():
-        verdict = "yes" if entropy - loss >= LEARNED else "FAILED"
-        rows.append([str(model), f"{loss:.3f}", f"{entropy:.3f}", f"{verdict}, {entropy - loss:.2f}"])
-    header = ["model", "validation loss (bits)", "unigram entropy (bits)", f"at least {LEARNED:g} bits below"]
-    return TextTable.plain(header, rows)
 
 
 def run_table(collection: Collection) -> TextTable:
@@ -156,20 +107,16 @@ def counts(collection: Collection) -> str:
     return ", ".join(numbers)
 
 
-def sections(collection: Collection, data: str | Path | None = None) -> list:
-    """[(title, texts and tables)] of the report. data: the pre-training data."""
+def sections(collection: Collection) -> list:
+    """[(title, texts and tables)] of the report."""
     summaries, baselines = summarise(collection.finished), majority(collection.finished)
     legend = [MAJORITY] if baselines else []
     report = []
-    if data:
-        losses = pretraining_losses(collection.models())
-        report.append(("The pre-trained models", [pretraining_table(losses, unigram_entropy(data))]))
     for title, source, table in paper_tables(summaries, baselines):
         report.append((title, [f"Published rows: {source}. {PUBLISHED}", *legend, table]))
     uncertainty = Uncertainty(collection, summaries)
     report.append(("All scores", [ERRORS, *legend, uncertainty.score_table(baselines)]))
     report.append(("Differences", [DIFFERENCES, uncertainty.difference_table()]))
-    report.append(("Every learning rate", [configuration_table(collection)]))
     report = [(title, blocks) for title, blocks in report if blocks[-1].rows]
     of_no_score = {"Failed": collection.failed, "Missing": collection.missing, "Left out": collection.left_out}
     for title, entries in of_no_score.items():
@@ -179,12 +126,12 @@ def sections(collection: Collection, data: str | Path | None = None) -> list:
     return report
 
 
-def write_report(collection: Collection, output: str | Path, data: str | Path | None = None) -> Path:
+def write_report(collection: Collection, output: str | Path) -> Path:
     """Write report.md and runs.csv into the folder `output`; returns the path of report.md."""
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     texts = ["# Fine-tuning report", f"{counts(collection)}.", PROTOCOL]
-    for title, blocks in sections(collection, data):
+    for title, blocks in sections(collection):
         texts += [f"## {title}", *(block if isinstance(block, str) else block.markdown().strip() for block in blocks)]
     write_atomically(output / "runs.csv", run_table(collection).csv())
     write_atomically(output / "report.md", "\n\n".join(texts) + "\n")
@@ -195,8 +142,7 @@ def write_report(collection: Collection, output: str | Path, data: str | Path | 
 @click.command(cls=options.QuietCommand)
 @click.argument("runs", nargs=-1, required=True, type=options.FOLDER, metavar="FOLDER ...")
 @options.output("The folder to write: report.md and runs.csv.")
-@options.data("The pre-training data: shows masked-LM losses beside its unigram entropy.", required=False)
-def command(runs, output, data):
+def command(runs, output):
     """Fine-tuning runs beside the published numbers, in one Markdown page. FOLDER: of a run, of a sweep, or of several;
     all that is in it is looked through."""
-    write_report(collect(runs), output, data)
+    write_report(collect(runs), output)

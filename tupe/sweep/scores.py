@@ -1,10 +1,9 @@
 """Scores of collected runs: medians over seeds and the learning rate that wins, the paper's average, and what they
-stand beside: published scores, the best constant answer, losses of the pre-trained models."""
+stand beside: published scores, and the best constant answer."""
 
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,7 @@ import numpy as np
 
 from ..common.architectures import split_size
 from ..data.glue import TASKS, score
-from ..data.splits import Split, prefixes_of
-from .collection import Model, pretraining_record
+from .collection import Model
 
 PUBLISHED = Path(__file__).with_name("published.json")
 # Column of the paper's tables -> (task, split, metric). WNLI stands outside of the paper's tables and averages.
@@ -70,11 +68,11 @@ def summarise(runs: dict) -> dict:
 
 
 def paper_row(tasks: dict) -> dict:
-    """{column: (median of the best configuration, scores of its seeds)} of the columns that a model has."""
+    """{column: median of the best configuration} of the columns that a model has."""
     row = {}
     for column, (task, split, metric) in COLUMNS.items():
         if task in tasks and (split, metric) in tasks[task].pairs():
-            row[column] = tasks[task].median(split, metric), tasks[task].values(split, metric)
+            row[column] = tasks[task].median(split, metric)
     return row
 
 
@@ -121,44 +119,9 @@ def published() -> dict:
     return json.loads(PUBLISHED.read_text(encoding="utf-8"))
 
 
-def counterpart(table: dict, model: Model) -> dict | None:
-    """The published row to compare a model with, or None (as for a variant of an architecture).
-
-    It is the one of the same architecture and size at the nearest number of updates; for the sizes that no paper has,
-    the fully trained base row.
-    """
+def is_in(table: dict, model: Model) -> bool:
+    """Whether a table of the paper has the architecture of a model, in its size; the tables of base also show the sizes
+    that no paper has. Variants of an architecture are in none."""
     name, size = split_size(model.architecture)
     wanted = "base" if size in ("small", "mini", "tiny") else size
-    rows = [row for row in table["rows"] if split_size(row["architecture"]) == (name, wanted)]
-    if model.variant:
-        return None
-    if size != wanted:
-        return max(rows, key=lambda row: row["updates"], default=None)
-    return min(rows, key=lambda row: abs(row["updates"] - model.updates), default=None)
-
-
-def unigram_entropy(data: str | Path) -> float:
-    """Bits per token of the training text's unigram distribution: the loss of a model that knows only frequencies.
-
-    data: folders of pre-training data, with dict.txt and the split `train`. Raises ValueError if that is not there.
-    """
-    counts = np.zeros(0)
-    for prefix in prefixes_of(data, "train"):
-        tokens = Split(prefix).tokens
-        for start in range(0, len(tokens), 2**20):  # the text may be larger than memory
-            found = np.bincount(tokens[start : start + 2**20], minlength=len(counts))
-            counts = found + np.pad(counts, (0, len(found) - len(counts)))
-    p = counts[counts > 0] / counts.sum()
-    return float(-(p * np.log2(p)).sum())
-
-
-def pretraining_losses(models: Iterable[Model]) -> dict:
-    """{model: validation loss} in bits per masked token, from the records of the pre-trainings, when the checkpoint was
-    written. Other losses, ELECTRA's, do not compare."""
-    losses = {}
-    for model in models:
-        content = pretraining_record(model)
-        if content and content.task != "electra":
-            known = [entry["loss"] for entry in content.scores if entry["num_updates"] <= model.updates]
-            losses.update({model: known[-1]} if known else {})
-    return losses
+    return not model.variant and any(split_size(row["architecture"]) == (name, wanted) for row in table["rows"])
