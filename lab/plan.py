@@ -76,7 +76,7 @@ class Trial:
             "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
             "--autocast": plan.get("autocast", protocol["autocast"]), "common.fp16": "false",  # which GPUs would take
             "common.log_format": "json", "--log-interval": 50, "--num-workers": 1,
-            "--long-sentences": "skip",  # as in the committed runs
+            "task.long_sentences": "skip",  # as in the committed runs
         }  # fmt: skip
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"
         return runner.Job(name, self.folder(output), (*runner.tupe("pretrain", words), *further))

@@ -67,7 +67,6 @@ class Training:
     )  # fmt: skip
     batch_size: int = option(32, "dataset", "Sequences of an update, on all GPUs together.", COUNT)
     batch_size_valid: int = option(0, "dataset", "Sequences of a batch of held-out text.", COUNT)
-    max_tokens: int = option(0, "dataset", "The most tokens of a batch.", COUNT, torch=())
     num_workers: int = option(1, "dataset", "Processes that load data.", (0, 1024), record=CHANGES)
     train_subset: str = option("train", "dataset", "The split to train on.")
     valid_subset: str = option("valid", "dataset", "The splits to validate on.", record=APART)
@@ -118,10 +117,6 @@ class Training:
     mask_prob: float = option(0.15, "task", "The share of the tokens that is predicted.", (0.001, 0.99), of=(PRETRAIN,))
     leave_unmasked_prob: float = option(0.1, "task", "The share of these that stay.", SHARE, of=(PRETRAIN,))
     random_token_prob: float = option(0.1, "task", "The share of these that become another.", SHARE, of=(PRETRAIN,))
-    long_sentences: str = option(
-        "cut", "task", "Sentences that fit into no block are cut between words, or skipped.", choices=("cut", "skip"),
-        of=(PRETRAIN,),
-    )  # fmt: skip
     glue_task: str = option("", "task", "The task: --task.", of=(FINETUNE,), record=APART)
     criterion: str = option("masked_lm", "criterion", "The loss.", key="_name")
     arch: str = option("tupe_r", "model", "The architecture.", key="_name", of=(PRETRAIN,), record=APART)
@@ -272,9 +267,6 @@ def check_together(values: Mapping[str, Any]) -> None:
     shares = [value(name) for name in ("leave_unmasked_prob", "random_token_prob")]
     if sum(shares) > 1:
         raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: sum above 1")
-    if 0 < value("max_tokens") < value("tokens_per_sample") and "task.tokens_per_sample" in values:
-        length = value("tokens_per_sample")
-        raise ValueError(f"--max-tokens is {value('max_tokens')}: a sequence has {length}; valid: at least {length}")
 
 
 # ------------------------------------------------------------------------------------------------------------ the words

@@ -107,7 +107,7 @@ def test_no_half_precision_on_a_gpu():
     """... unless it is asked for: recipes have fp16."""
     job = Trial("controls", "bert_a", "tiny", 5000, 1e-3, 1).job("data", Path("out"))
     assert "common.fp16=false" in job.command and "--autocast=none" in job.command
-    assert "--long-sentences=skip" in job.command  # the blocks of the committed runs
+    assert "task.long_sentences=skip" in job.command  # the blocks of the committed runs
     config = {"common": {"fp16": False}, "model": {"autocast": "bf16"}}
     assert collect.precision_of(config) == "bfloat16 autocast"
     assert collect.precision_of({**config, "common": {"fp16": True}}) == "--fp16"

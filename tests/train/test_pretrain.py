@@ -531,7 +531,6 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
     "words, message",
     [
         (["task.stop_at_jump=2"], "task.stop_at_jump is not known to --engine torch"),
-        (["--long-sentences=skip"], "--long-sentences skip: valid with --engine torch: cut"),
         (["--arch=electra_tupe_r_tiny"], "an ELECTRA needs --engine fairseq"),
         (["--optimizer=sgd"], "--optimizer sgd: valid with --engine torch: adam, adamw_fused"),
         (["--ddp-backend=slowmo"], "valid with --engine torch: pytorch_ddp, fully_sharded"),

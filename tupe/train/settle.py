@@ -15,7 +15,7 @@ SAME = {"optimizer": ("adam", "adamw_fused"), "ddp_backend": ("pytorch_ddp", "fu
 VALID = {  # of these options the words that this engine has
     PRETRAIN: {
         **SAME, "criterion": ("masked_lm", "masked_lm_chunked"),
-        "lr_scheduler": ("polynomial_decay", "constant_cooldown", "polynomial_decay_ratio"), "long_sentences": ("cut",),
+        "lr_scheduler": ("polynomial_decay", "constant_cooldown", "polynomial_decay_ratio"),
     },
     FINETUNE: {**SAME, "criterion": ("glue",), "lr_scheduler": ("polynomial_decay_ratio",)},
 }  # fmt: skip
