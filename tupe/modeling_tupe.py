@@ -26,7 +26,7 @@ from .attention import Recorder
 from .backend_sdpa import Sdpa
 from .configuration_tupe import TupeConfig
 from .cpu import Linear, linear
-from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
+from .encoder import ClassificationHead, Encoder, LMHead, init_bert, of_cls, second_segment
 from .positions import parameter_groups
 from .tracing import is_traced
 
@@ -368,7 +368,7 @@ class TupeForQuestionAnswering(TupeWithHead):
     _auto_class = "AutoModelForQuestionAnswering"
 
     def add_head(self, config: TupeConfig) -> None:
-        self.qa_outputs = keep_default(SpanHead(config.hidden_size))
+        self.qa_outputs = keep_default(nn.Linear(config.hidden_size, 2))
 
     @can_return_tuple
     def forward(
