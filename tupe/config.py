@@ -67,7 +67,6 @@ class Training:
     )  # fmt: skip
     batch_size: int = option(32, "dataset", "Sequences of an update, on all GPUs together.", COUNT)
     batch_size_valid: int = option(0, "dataset", "Sequences of a batch of held-out text.", COUNT)
-    max_tokens: int = option(0, "dataset", "The most tokens of a batch.", COUNT, torch=())
     num_workers: int = option(1, "dataset", "Processes that load data.", (0, 1024), record=CHANGES)
     train_subset: str = option("train", "dataset", "The split to train on.")
     valid_subset: str = option("valid", "dataset", "The splits to validate on.", record=APART)
@@ -268,15 +267,6 @@ def check_together(values: Mapping[str, Any]) -> None:
     shares = [value(name) for name in ("leave_unmasked_prob", "random_token_prob")]
     if sum(shares) > 1:
         raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: sum above 1")
-    if "task.tokens_per_sample" in values:
-        check_tokens(value("max_tokens"), value("tokens_per_sample"))
-
-
-def check_tokens(most: int, length: int) -> None:
-    """Raise ValueError for a batch of fewer tokens (0: any number) than a sequence has, on which fairseq ends in an
-    AssertionError."""
-    if 0 < most < length:
-        raise ValueError(f"--max-tokens is {most}: a sequence has {length}; valid: at least {length}")
 
 
 # ------------------------------------------------------------------------------------------------------------ the words

@@ -30,8 +30,7 @@ from .token_positions import TokenPositions, draw_positions
 from .tracing import is_traced
 
 __all__ = [
-    "Encoder", "ModelConfig", "ModelOptions", "names_in", "BLOCK_DEFAULTS", "LMHead", "ClassificationHead", "SpanHead",
-    "of_cls",
+    "Encoder", "ModelConfig", "ModelOptions", "names_in", "BLOCK_DEFAULTS", "LMHead", "ClassificationHead", "of_cls",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -527,14 +526,3 @@ class ClassificationHead(nn.Module):
         """Features [B, C] of the first token -> logits [B, classes]."""
         x = torch.tanh(self.dense(x.to(self.dense.weight.dtype)))
         return self.out_proj(self.dropout(x))
-
-
-class SpanHead(nn.Linear):
-    """Features [..., C] -> [..., 2]: logits for being the first and the last token of the answer. PyTorch's default
-    initialisation."""
-
-    def __init__(self, width: int):
-        super().__init__(width, 2)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return super().forward(features.to(self.weight.dtype))

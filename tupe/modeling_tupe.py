@@ -20,13 +20,13 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutput,
     TokenClassifierOutput,
 )
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from .attention import Recorder
 from .backend_sdpa import Sdpa
 from .configuration_tupe import TupeConfig
 from .cpu import Linear, linear
-from .encoder import ClassificationHead, Encoder, LMHead, SpanHead, init_bert, of_cls, second_segment
+from .encoder import ClassificationHead, Encoder, LMHead, init_bert, of_cls, second_segment
 from .positions import parameter_groups
 from .tracing import is_traced
 
@@ -138,13 +138,13 @@ class TupeModel(TupePreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.encoder.tokens = value
 
+    @can_return_tuple
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None, output_attentions: bool | None = None,
-        output_attention_logits: bool = False, return_dict: bool | None = None,
-        output_indices: Tensor | None = None, **others: Any,
-    ) -> BaseModelOutput | tuple[Any, ...]:  # fmt: skip
+        output_attention_logits: bool = False, output_indices: Tensor | None = None, **others: Any,
+    ) -> BaseModelOutput:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
         [B, L] are not needed, because `</s> </s>` separates segments; inputs_embeds [B, L, C], the tokens' vectors in
         place of ids (no ids: all are of segment A, and only the mask tells padding); output_attentions,
@@ -193,8 +193,6 @@ class TupeModel(TupePreTrainedModel):
         recorder = Recorder(encoder.normaliser) if output_attentions or output_attention_logits else None
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        if return_dict is None:
-            return_dict = getattr(self.config, "return_dict", True)
         features, hiddens = encoder(
             input_ids, bool(output_hidden_states), num_tokens, output_indices, vectors, recorder or backend
         )  # fmt: skip
@@ -204,13 +202,12 @@ class TupeModel(TupePreTrainedModel):
             hiddens = [shifted(x, -first) for x in hiddens or ()]
             weights = [shifted_back(x, first) for x in weights]
             logits = [(shifted_back(words, first), shifted_back(bias, first)) for words, bias in logits]
-        output = TupeOutput(
+        return TupeOutput(
             last_hidden_state=features,
             hidden_states=tuple(hiddens) if output_hidden_states else None,
             attentions=tuple(weights) if output_attentions else None,
             attention_logits=tuple(logits) if output_attention_logits else None,
         )
-        return output if return_dict else output.to_tuple()
 
     def ids_and_vectors(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The ids [B, L] and None, or the ids of some token, not of padding, and the given vectors [B, L, C]. Raises
@@ -257,13 +254,12 @@ class TupeWithHead(TupePreTrainedModel):
         output_indices = of_cls(ids) + first_token(mask)
         return self.features(input_ids, attention_mask, options | {"output_indices": output_indices})
 
-    def pack(self, return_dict: bool | None, out: TupeOutput, **fields: Any) -> ModelOutput | tuple[Any, ...]:
+    def pack(self, out: TupeOutput, **fields: Any) -> Any:
+        """The head's `output_class`, with what the encoder recorded."""
         output = self.output_class(**fields, hidden_states=out.hidden_states, attentions=out.attentions)
         if out.attention_logits is not None:
             output["attention_logits"] = out.attention_logits
-        if return_dict is None:
-            return_dict = getattr(self.config, "return_dict", True)
-        return output if return_dict else output.to_tuple()
+        return output
 
 
 class Decoder(Linear):
@@ -306,21 +302,21 @@ class TupeForMaskedLM(TupeWithHead):
         self.lm_head.bias = nn.Parameter(F.pad(old.detach(), (0, added)), old.requires_grad)  # cut, if it is below 0
         return tokens
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **options: Any,
-    ) -> MaskedLMOutput | tuple[Any, ...]:
+    ) -> MaskedLMOutput:
         out = self.features(input_ids, attention_mask, options)
         logits = self.decoder(*self.lm_head(out.last_hidden_state))
         loss = None
         if labels is not None:
             loss = mean_cross_entropy(logits.flatten(0, 1), labels.flatten(), count=num_items_in_batch)
-        return self.pack(return_dict, out, loss=loss, logits=logits)
+        return self.pack(out, loss=loss, logits=logits)
 
 
 class TupeForSequenceClassification(TupeWithHead):
@@ -336,20 +332,20 @@ class TupeForSequenceClassification(TupeWithHead):
         sizes = config.hidden_size, config.classifier_inner, config.num_labels
         self.classifier = keep_default(ClassificationHead(*sizes, config.classifier_dropout))
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        return_dict: bool | None = None,
         **options: Any,
-    ) -> SequenceClassifierOutput | tuple[Any, ...]:
+    ) -> SequenceClassifierOutput:
         out = self.features_of_cls(input_ids, attention_mask, options)
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
         if self.config.label_range and logits.size(1) == 1:
             least, greatest = self.config.label_range
             logits = least + logits * (greatest - least)
-        return self.pack(return_dict, out, loss=self.loss(logits, labels), logits=logits)
+        return self.pack(out, loss=self.loss(logits, labels), logits=logits)
 
     def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
         if labels is None:
@@ -372,17 +368,17 @@ class TupeForQuestionAnswering(TupeWithHead):
     _auto_class = "AutoModelForQuestionAnswering"
 
     def add_head(self, config: TupeConfig) -> None:
-        self.qa_outputs = keep_default(SpanHead(config.hidden_size))
+        self.qa_outputs = keep_default(nn.Linear(config.hidden_size, 2))
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        return_dict: bool | None = None,
         **options: Any,
-    ) -> QuestionAnsweringModelOutput | tuple[Any, ...]:
+    ) -> QuestionAnsweringModelOutput:
         out = self.features(input_ids, attention_mask, options)
         start, end = self.qa_outputs(out.last_hidden_state).unbind(-1)
         loss = None
@@ -390,7 +386,7 @@ class TupeForQuestionAnswering(TupeWithHead):
             length = start.size(1)  # a position beyond it, of a cut text, is left out
             pairs = (start, start_positions), (end, end_positions)
             loss = sum(mean_cross_entropy(x, y.flatten().clamp(0, length), length) for x, y in pairs) / 2
-        return self.pack(return_dict, out, loss=loss, start_logits=start, end_logits=end)
+        return self.pack(out, loss=loss, start_logits=start, end_logits=end)
 
 
 class TupeForTokenClassification(TupeWithHead):
@@ -403,18 +399,18 @@ class TupeForTokenClassification(TupeWithHead):
         self.dropout = nn.Dropout(config.classifier_dropout)
         self.token_classifier = keep_default(nn.Linear(config.hidden_size, config.num_labels))
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        return_dict: bool | None = None,
         **options: Any,
-    ) -> TokenClassifierOutput | tuple[Any, ...]:
+    ) -> TokenClassifierOutput:
         out = self.features(input_ids, attention_mask, options)
         logits = self.token_classifier(self.dropout(out.last_hidden_state))
         loss = None if labels is None else mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
-        return self.pack(return_dict, out, loss=loss, logits=logits)
+        return self.pack(out, loss=loss, logits=logits)
 
 
 class TupeForMultipleChoice(TupeWithHead):
@@ -427,18 +423,18 @@ class TupeForMultipleChoice(TupeWithHead):
         sizes = config.hidden_size, config.classifier_inner, 1
         self.classifier = keep_default(ClassificationHead(*sizes, config.classifier_dropout))
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        return_dict: bool | None = None,
         **options: Any,
-    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:
+    ) -> MultipleChoiceModelOutput:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **options}
         batch, choices = next(x for x in inputs.values() if isinstance(x, Tensor)).shape[:2]
         inputs = {key: x.flatten(0, 1) if isinstance(x, Tensor) else x for key, x in inputs.items()}
         out = self.features_of_cls(inputs.pop("input_ids"), inputs.pop("attention_mask"), inputs)
         logits = self.classifier(out.last_hidden_state).view(batch, choices)
         loss = None if labels is None else mean_cross_entropy(logits, labels.flatten())
-        return self.pack(return_dict, out, loss=loss, logits=logits)
+        return self.pack(out, loss=loss, logits=logits)

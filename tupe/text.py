@@ -2,12 +2,10 @@
 
     encoder = TextEncoder(data_dir)                            a folder that `tupe prepare corpus` made
     encoder.pieces(text)        -> [piece, ...]                dict.txt's strings; no <s>, </s>: callers add them
-    encoder.pieces(text, ["<mask>"])                           <mask> is a piece, and stands where a word would
-    encoder.encode(text)        -> [id, ...]                   (likewise)
-    encoder.spans(text)         -> [Span(piece, start, end), ...]
+    encoder.encode(text)        -> [id, ...]
     encoder.decode(ids)         -> "tok tok ..."
 
-normaliser.py defines spans. A piece that starts a word starts with "\u2581"."""
+A piece that starts a word starts with "\u2581"."""
 
 import functools
 import itertools
@@ -18,7 +16,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Aligned, Normaliser, Raw, Span, clean, library
@@ -138,18 +135,12 @@ class TextEncoder:
                 saved.append(target)
         return saved
 
-    def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
-        """The pieces of raw text, without <s> and </s>. whole: strings, such as "<mask>", that are pieces themselves;
-        the text around one becomes what it is around a word with a capital letter, such as a name."""
+    def pieces(self, text: str) -> list[str]:
+        """The pieces of raw text, without <s> and </s>."""
         raise NotImplementedError
 
-    def encode(self, text: str, whole: Collection[str] = ()) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         """The ids of `pieces`."""
-        unk = self.ids[UNK]
-        return [self.ids.get(piece, unk) for piece in self.pieces(text, whole)]
-
-    def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
-        """The pieces of `pieces`, each with the characters text[start:end] that it was made from."""
         raise NotImplementedError
 
     def word_ids(self, text: str) -> list[list[int]]:
@@ -217,9 +208,15 @@ class PaperText(TextEncoder):
         return [piece for t in tokens for piece in (self._pieces if len(t) <= CACHED_LENGTH else self._split)(t)]
 
     def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
+        """whole: strings, such as "<mask>", that are pieces themselves; the text around one becomes what it is around a
+        word with a capital letter, such as a name."""
         if any(mark in text for mark in whole):
             return [span.text for span in self.spans(text, whole)]
         return self.token_pieces(self.normaliser.tokens(text))
+
+    def encode(self, text: str, whole: Collection[str] = ()) -> list[int]:
+        unk = self.ids[UNK]
+        return [self.ids.get(piece, unk) for piece in self.pieces(text, whole)]
 
     def word_ids(self, text: str) -> list[list[int]]:
         if not self.has_words:
@@ -229,6 +226,7 @@ class PaperText(TextEncoder):
         return [[self.ids.get(piece, unk) for piece in pieces] for pieces in tokens]
 
     def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
+        """The pieces of `pieces`, each with the characters text[start:end] that it was made from."""
         return [span for word in self.word_spans(text, whole) for span in word]
 
     def word_spans(self, text: str, whole: Collection[str] = ()) -> list[list[Span]]:
@@ -311,36 +309,14 @@ class TokenizerText(TextEncoder):
 
         return encode
 
-    def _encode(self, text: str, whole: Collection[str] = ()) -> Any:
-        if not any(mark in text for mark in whole):
-            return self.ordinary(self.tokenizer)(text)
-        mask, added = len(self) - 1, self.tokenizer.get_added_tokens_decoder()
-        others = {token.content for token in added.values() if token.special}.difference(whole)
-        if any(name in text for name in others):
-            return self._encode_parts(text, whole, mask, added.get(mask))
-        for mark in whole:
-            text = text.replace(mark, self.tokenizer.id_to_token(mask))
-        self.tokenizer.encode_special_tokens = False
-        return self.tokenizer.encode(text, add_special_tokens=False)
+    def _encode(self, text: str) -> Any:
+        return self.ordinary(self.tokenizer)(text)
 
-    def _encode_parts(self, text: str, whole: Collection[str], mask: int, token: Any) -> SimpleNamespace:
-        """The encoding of a text in which other special tokens are ordinary text: it is encoded part by part, between
-        the marks. token: the mask's, which says whether it takes the blanks around it."""
-        marks = "|".join(map(re.escape, sorted(whole, key=len, reverse=True)))
-        left, right = (r"\s*" if getattr(token, side, False) else "" for side in ("lstrip", "rstrip"))
-        encode, ids, offsets, start = self.ordinary(self.tokenizer), [], [], 0
-        for number, part in enumerate(re.split(f"({left}(?:{marks}){right})", text)):
-            here = SimpleNamespace(ids=[mask], offsets=[(0, len(part))]) if number % 2 else encode(part)
-            ids += here.ids
-            offsets += [(start + first, start + last) for first, last in here.offsets]
-            start += len(part)
-        return SimpleNamespace(ids=ids, offsets=offsets)
+    def pieces(self, text: str) -> list[str]:
+        return [self.symbols[i] for i in self._encode(text).ids]
 
-    def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
-        return [self.symbols[i] for i in self._encode(text, whole).ids]
-
-    def encode(self, text: str, whole: Collection[str] = ()) -> list[int]:
-        return self._encode(text, whole).ids
+    def encode(self, text: str) -> list[int]:
+        return self._encode(text).ids
 
     def word_ids(self, text: str) -> list[list[int]]:
         if not self.has_words:
@@ -348,13 +324,6 @@ class TokenizerText(TextEncoder):
         encoding = self._encode(text)
         pairs = zip(encoding.word_ids, encoding.ids, strict=True)
         return [[i for _, i in word] for _, word in itertools.groupby(pairs, key=lambda pair: pair[0])]
-
-    def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
-        encoding, out = self._encode(text, whole), []
-        for i, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            start += len(text[start:end]) - len(text[start:end].lstrip())  # some count the blank before a word
-            out.append(Span(self.symbols[i], start, max(start, end)))
-        return out
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.tokenizer.decode([i for i in map(int, ids) if i > 2], skip_special_tokens=False).strip()

@@ -1,7 +1,6 @@
 """Any tokeniser of the library `tokenizers` in place of the paper's pipeline: `tupe prepare corpus --tokenizer`."""
 
 import json
-import unicodedata
 
 import pytest
 from corpus.test_engine import ONE, run, sentences, write_text
@@ -75,23 +74,9 @@ def test_ids_are_those_of_transformers(tmp_path, kind):
         assert len(wanted) > 5 and encoder.encode(text) == wanted
         assert exported(text)["input_ids"] == [0, *wanted, 2]
         assert exported(text, text)["input_ids"] == [0, *wanted, 2, 2, *wanted, 2]
-        spans = encoder.spans(text)
-        assert [encoder.ids[span.text] for span in spans] == wanted
-        for span in spans:
-            piece = span.text.removeprefix("##").lstrip("\u2581\u0120")
-            if piece.isascii() and piece.isalnum() and piece != "unk":
-                covered = unicodedata.normalize("NFD", text[span.start : span.end])  # BERT's drops accents
-                assert covered.encode("ascii", "ignore").decode().lower() == piece.lower()
         assert [i for word in encoder.word_ids(text) for i in word] == wanted
-    masked = encoder.encode("the <mask> king", ["<mask>"])
-    assert masked.count(len(encoder) - 1) == 1 and encoder.encode("the <mask> king") != masked
-    assert exported(f"the {exported.mask_token} king")["input_ids"][1:-1] == masked
-    text = f"the {original.sep_token} <mask> king{original.cls_token}."  # the mask alone is special
-    found, (before, after) = encoder.encode(text, ["<mask>"]), text.split("<mask>")
-    assert found == [*encoder.encode(before), exported.mask_token_id, *encoder.encode(after)]
-    assert {0, 1, 2}.isdisjoint(found)
-    (span,) = [span for span in encoder.spans(text, ["<mask>"]) if span.text == "<mask>"]
-    assert text[span.start : span.end] == "<mask>"
+    ids = exported(f"the {exported.mask_token} king")["input_ids"]
+    assert ids.count(exported.mask_token_id) == 1 and exported.mask_token_id not in encoder.encode("the <mask> king")
 
 
 @pytest.mark.parametrize("kind, size", [("bpe", 350), ("wordpiece", 350)])
@@ -107,8 +92,6 @@ def test_trained_here(tmp_path, kind, size, cased):
     assert (encoder.encode("THE Town") == encoder.encode("the town")) != cased
     text = "\n the\u00a0old\t man \n\nin town\r\n"  # as pre-training has seen it
     assert encoder.encode(text) == encoder.encode("the old man in town") and 3 not in encoder.encode(text)
-    covered = "".join(text[span.start : span.end] for span in encoder.spans(text))
-    assert "".join(covered.split()) == "".join(text.split())
     lines = []
     for split in ("train", "valid"):
         for line in data_utils.load_indexed_dataset(str(tmp_path / "data" / split), dictionary):

@@ -49,10 +49,9 @@ def split_over_processes(config: DictConfig) -> None:
     a sequence has; and for processes of torchrun that would train one by one.
     """
     data, processes = config.dataset, config.distributed_training.distributed_world_size
-    try:
-        schema.check_tokens(data.max_tokens or 0, (config.get("task") or {}).get("tokens_per_sample") or 0)
-    except ValueError as error:
-        raise Refused(str(error)) from None
+    length = (config.get("task") or {}).get("tokens_per_sample") or 0
+    if 0 < (data.max_tokens or 0) < length:  # on which fairseq ends in an AssertionError
+        raise Refused(f"--max-tokens is {data.max_tokens}: a sequence has {length}; valid: at least {length}")
     if processes == 1 < (others := int(os.environ.get("WORLD_SIZE", "1"))):  # at which fairseq then does not look
         names = "--distributed-world-size, or distributed_training.distributed_world_size of Hydra"
         raise Refused(f"each of torchrun's {others} processes would train on its own: {names}, is 1; give {others}")

@@ -11,6 +11,7 @@ from ..common.recipes import ARCH, FROM_CHECKPOINT, MODEL, Settings
 from ..config import FINETUNE, OPTIONS, PRETRAIN, Training
 from ..model_config import FREE, ModelConfig, names_in
 
+THEIRS = {ours: place.partition(".")[2] for place, ours in MODEL.items()}  # option of `ModelConfig` -> its name here
 SAME = {"optimizer": ("adam", "adamw_fused"), "ddp_backend": ("pytorch_ddp", "fully_sharded")}
 VALID = {  # of these options the words that this engine has
     PRETRAIN: {
@@ -68,15 +69,17 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
         values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")}
         architecture = named(architecture, model.position, model.cls)
         plain = plain_options(architecture)
-    theirs = {ours: place.partition(".")[2] for place, ours in MODEL.items()}
-    differs = {theirs[name]: value for name, value in vars(model).items() if str(value) != str(plain[name])}
-    free = {theirs[name] for name in FREE}
+    differs = {
+        THEIRS[name]: value
+        for name, value in vars(model).items()
+        if name not in FREE and str(value) != str(plain[name])
+    }
     defaults |= places_of(plain, defaults)
     own = {option.name: values[option.place] for option in OPTIONS.values() if option.place in values}
     settled = Settled(
         **{name: value for name, value in own.items() if name in Training.__dataclass_fields__},
         command=command, architecture=architecture, model=model, values=values,
-        variant=", ".join(f"{name} {differs[name]}" for name in sorted(differs) if name not in free),
+        variant=", ".join(f"{name} {differs[name]}" for name in sorted(differs)),
         changed={place: value for place, value in values.items() if value != defaults[place]},
     )  # fmt: skip
     settled.adam_betas = ast.literal_eval(values["optimizer.adam_betas"])
@@ -91,9 +94,8 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
 def check_same_model(trained: ModelConfig, model: ModelConfig, checkpoint: str) -> None:
     """Raise ValueError if the model that is to be trained has another structure than the checkpoint that it starts
     from."""
-    theirs = {ours: place.partition(".")[2] for place, ours in MODEL.items()}
     wrong = [
-        f"{theirs[name]}={value} in the checkpoint, {getattr(model, name)} here"
+        f"{THEIRS[name]}={value} in the checkpoint, {getattr(model, name)} here"
         for name, value in vars(trained).items()
         if name not in FREE and value != getattr(model, name)
     ]
