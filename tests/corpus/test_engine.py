@@ -171,7 +171,7 @@ def test_pretraining_and_glue_see_the_same_ids(tmp_path):
 
 # ----------------------------------------------------------------------------------------- restarts and many workers
 
-OPTIONS = {"vocab_size": 300, "valid_fraction": 0.1, "shard_mb": 0.002, "near_duplicates": 0.9, "keep_words": 0.9}
+OPTIONS = {"vocab_size": 300, "valid_fraction": 0.1, "shard_mb": 0.002, "keep_words": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -485,21 +485,15 @@ def test_output_within_the_input_folder(tmp_path):
         assert manifest["counts"]["documents read"] == 5 and not manifest["settings"]["skipped"]
 
 
-def test_copies_and_near_copies_go_and_the_last_paragraph_stays(tmp_path):
+def test_copies_go_and_the_last_paragraph_stays(tmp_path):
     body = text(10)
     documents = body.split("\n\n")
-    near = documents[3].replace("number", "figure", 1)
     (tmp_path / "a.txt").write_text(
-        body + "\n" + documents[0].upper() + "\r\n\r\n" + near + "\n\n" + sentences(900, 5)  # no line end
+        body + "\n" + documents[0].upper() + "\r\n\r\n" + sentences(900, 5)  # no line end
     )
-    manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", vocab_size=200, near_duplicates=0.6, workers=1)
-    assert manifest["dropped"] == {
-        "document: a copy of an earlier document": {str(tmp_path / "a.txt"): 1},
-        "document: nearly a copy of an earlier document": {str(tmp_path / "a.txt"): 1},
-    }
-    assert manifest["counts"]["documents read"] == 13 and manifest["counts"]["documents kept"] == 11
-    exact = prepare([tmp_path / "a.txt"], tmp_path / "exact", vocab_size=200, near_duplicates=1, workers=1)
-    assert exact["counts"]["documents kept"] == 12
+    manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", vocab_size=200, workers=1)
+    assert manifest["dropped"] == {"document: a copy of an earlier document": {str(tmp_path / "a.txt"): 1}}
+    assert manifest["counts"]["documents read"] == 12 and manifest["counts"]["documents kept"] == 11
 
 
 def test_the_same_share_of_every_source_is_held_out(tmp_path):
@@ -517,14 +511,14 @@ def test_the_same_share_of_every_source_is_held_out(tmp_path):
     assert f"| {inputs[2]} | 2 / 1 |" in (tmp_path / "data" / "report.md").read_text()
 
 
-@pytest.mark.parametrize(("near_duplicates", "cased"), [(0.8, False), (0, True)])
-def test_documents_that_differ_in_a_number_or_a_sign_are_no_copies(near_duplicates, cased, tmp_path):
-    """Nor near-copies, where they are short; those that differ in case are copies where case is dropped."""
+@pytest.mark.parametrize("cased", [False, True])
+def test_documents_that_differ_in_a_number_or_a_sign_are_no_copies(cased, tmp_path):
+    """Those that differ in case are copies where case is dropped."""
     prices = ["1.5", "15", "-15", "<15", ">15", "15 %", "1 5"]
     lines = [f"{shop} wrote that the {price} euros were all that was left." for shop in SUBJECTS for price in prices]
     lines += [line.replace("were", "WERE") for line in lines]
     (tmp_path / "a.txt").write_text("\n\n".join(lines))
-    options = {"vocab_size": 100, "workers": 1, "near_duplicates": near_duplicates, "cased": cased}
+    options = {"vocab_size": 100, "workers": 1, "cased": cased}
     manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", **options)
     assert manifest["counts"]["documents kept"] == len(lines) // (1 if cased else 2), manifest["dropped"]
 

@@ -94,17 +94,6 @@ def test_vowels_that_are_marks_count_as_letters():
         assert corpus.clean_paragraphs([malayalam], stats, "a", normaliser) and not stats.dropped
 
 
-def test_near_copies_are_found_once_and_the_first_stays():
-    words = [f"w{i}" for i in range(300)]
-    other = [f"v{i}" for i in range(300)]
-    near = [*words[:150], "changed", *words[151:]]
-    hashes = np.array([corpus.minhash(d) for d in (words, other, near, other[:20], words)])
-    assert corpus.near_copies(hashes, 0.8, np.zeros(5, bool)).tolist() == [False, False, True, False, True]
-    assert corpus.near_copies(hashes, 0.8, np.arange(5) == 0).tolist() == [False] * 4 + [True]
-    real = len({tuple(words[i : i + 5]) for i in range(296)} & {tuple(near[i : i + 5]) for i in range(296)}) / 301
-    assert (hashes[0] == hashes[2]).mean() == pytest.approx(real, abs=0.1)
-
-
 def digests(count):
     return np.array([bytes([(37 * i) % 256]) * 16 for i in range(count)], dtype=object)
 

@@ -53,7 +53,6 @@ class Choices:
     sentences: str = "rules"
     spacy_model: str | None = None
     valid_fraction: float = 0.005
-    near_duplicates: float = 0.0
     keep_words: float = 0.0
     shard_mb: float = 16.0
 
@@ -282,8 +281,6 @@ def _prepare(inputs, out, choices, run, overwrite, report):
     pipeline = PaperText if choices.tokenizer == "paper" else TokenizerText
     normaliser = (pipeline.normaliser_of, *text.items())
     sources, skipped = find_inputs(inputs, out)
-    if choices.near_duplicates:
-        imported("datasketch", "--near-duplicates")
     # Before anything is written, for an unknown language is refused, and before the fork: all workers share the rules.
     corpus.normaliser_of(*normaliser).sentences("A text, é.")
     settings = {
@@ -322,9 +319,9 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         raise _too_few(left, f"in {names}", stats)
 
     # Clean text as tokens, and what becomes of each document.
-    tasks = [(name, size, (path, normaliser, choices.near_duplicates > 0)) for name, size, path in shards]
+    tasks = [(name, size, (path, normaliser)) for name, size, path in shards]
     texts = run.step("text", corpus.text_shard, tasks)
-    selection = (texts, choices.near_duplicates, choices.valid_fraction)
+    selection = (texts, choices.valid_fraction)
     try:
         (selected,) = run.step("select", corpus.select, [("all", total, selection)])
     except corpus.TooFew as error:
@@ -390,10 +387,6 @@ def _option(name: str, help: str, **more) -> Callable:
     type=click.Choice(SENTENCES),
 )  # fmt: skip
 @_option("--valid-fraction", "The share of the text that is held out as split valid.", type=click.FloatRange(0, 0.5))
-@_option(
-    "--near-duplicates", "Drop documents as similar as this to an earlier one, for example 0.8 (default: none).",
-    metavar="JACCARD", type=click.FloatRange(0, 1),
-)  # fmt: skip
 @_option(
     "--keep-words", "Share of word types to keep; others become <unk> (default: all; released TUPE: 0.21).",
     metavar="SHARE", type=click.FloatRange(0, 1),

@@ -42,13 +42,9 @@ SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a lin
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
 SAMPLE = 200_000_000  # characters of the text that trains the vocabulary
 MIN_LETTERS = 0.6  # minimal share of letters and blanks in a paragraph's characters; tables and formulas have less
-PERMUTATIONS = 128  # of a MinHash
-SKETCH = {"num_perm": PERMUTATIONS, "seed": 1, "scheme": "affine32"}  # 32-bit values
-SHINGLE = 5  # tokens
 
 # what `select` decides about a document
-COPY, NEAR_COPY, TRAIN, VALID = range(4)
-COPIES = {COPY: "a copy of an earlier document", NEAR_COPY: "nearly a copy of an earlier document"}
+COPY, TRAIN, VALID = range(3)
 SPLITS = {TRAIN: "train", VALID: "valid"}
 # what `text_shard` knows of a document: the hashes of `hashes_of`, how many tokens and characters it has
 DOCUMENT = [("order", "V16"), ("shared", "V16"), ("tokens", np.int64), ("chars", np.int64)]
@@ -155,18 +151,6 @@ def hashes_of(texts: list[str], normaliser: Normaliser | Raw) -> tuple[bytes, by
     return document_hash(letters), document_hash(text if cased else text.lower())
 
 
-def minhash(tokens: list[str]) -> np.ndarray:
-    """MinHash [PERMUTATIONS] of the set of all SHINGLE consecutive tokens."""
-    from datasketch import MinHash
-
-    shingles = {" ".join(tokens[i : i + SHINGLE]) for i in range(max(1, len(tokens) - SHINGLE + 1))}
-    sketch = MinHash(**SKETCH)
-    shingles = [shingle.encode() for shingle in shingles]
-    for i in range(0, len(shingles), 10_000):  # each takes 1 kB while it is hashed
-        sketch.update_batch(shingles[i : i + 10_000])
-    return sketch.hashvalues.astype(np.uint32)
-
-
 def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: Stats) -> tuple | None:
     """(hashes, [[token, ...], ...]) of a raw document; None if cleaning leaves nothing."""
     try:
@@ -189,11 +173,10 @@ def normaliser_of(kind: type, *settings: tuple) -> Normaliser | Raw:
     return kind(**dict(settings))
 
 
-def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: bool) -> None:
-    """Task: write tokens.gz (a sentence per line, an empty line after each document), docs.npy (see DOCUMENT),
-    sources.json and, to find near-copies, sketches.npy for a shard of `read_shards`. normaliser: the arguments of
-    `normaliser_of`."""
-    normaliser, stats, docs, sources, sketches = normaliser_of(*normaliser), Stats(), [], [], []
+def text_shard(folder: Path, path: Path, normaliser: tuple) -> None:
+    """Task: write tokens.gz (a sentence per line, an empty line after each document), docs.npy (see DOCUMENT)
+    and sources.json for a shard of `read_shards`. normaliser: the arguments of `normaliser_of`."""
+    normaliser, stats, docs, sources = normaliser_of(*normaliser), Stats(), [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
         for line in file:
             document = Document(*json.loads(line))
@@ -205,12 +188,8 @@ def text_shard(folder: Path, path: Path, normaliser: tuple, near_duplicates: boo
             out.write(text.encode() + b"\n")
             docs.append((*hashes, sum(map(len, sentences)), len(text)))
             sources.append(document.source)
-            if near_duplicates:
-                sketches.append(minhash([token for sentence in sentences for token in sentence]))
     _save(folder / "docs.npy", np.array(docs, dtype=DOCUMENT))
     (folder / "sources.json").write_text(json.dumps(sources, allow_nan=False))
-    if near_duplicates:
-        _save(folder / "sketches.npy", np.array(sketches, dtype=np.uint32).reshape(-1, PERMUTATIONS))
     stats.save(folder)
 
 
@@ -239,24 +218,6 @@ def read_tokens(path: str | Path) -> Iterator[list[list[str]]]:
 
 
 # ------------------------------------------------------------------------------------------------------------- select
-
-
-def near_copies(sketches: np.ndarray, threshold: float, skip: np.ndarray) -> np.ndarray:
-    """Whether each document is nearly a copy of an earlier one that is kept: an estimated Jaccard similarity of
-    `threshold` or more. sketches: [documents, PERMUTATIONS]; skip: documents to leave out."""
-    from datasketch import MinHash, MinHashLSH
-
-    # The index proposes, the comparison below decides; so few hashes allow no index for thresholds near 1.
-    index = MinHashLSH(threshold=min(threshold, 0.9), num_perm=PERMUTATIONS)
-    is_copy = np.zeros(len(sketches), dtype=bool)
-    for i, values in enumerate(sketches):
-        if skip[i]:
-            continue
-        sketch = MinHash(**SKETCH, hashvalues=values.astype(np.uint64))
-        is_copy[i] = any((sketches[j] == values).mean() >= threshold for j in index.query(sketch))
-        if not is_copy[i]:
-            index.insert(i, sketch, check_duplication=False)
-    return is_copy
 
 
 def choose_valid(digests: np.ndarray, sizes: np.ndarray, sources: np.ndarray, fraction: float) -> np.ndarray:
@@ -301,7 +262,7 @@ def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int) -> np.ndar
     return chosen
 
 
-def select(folder: Path, shards: list[Path], near_duplicates: float, valid_fraction: float) -> None:
+def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
     """Task: write to <shard>.npz what becomes of each document (`use`) and whether it trains SentencePiece (`sample`).
 
     Raises TooFew if fewer than two documents are left.
@@ -312,9 +273,6 @@ def select(folder: Path, shards: list[Path], near_duplicates: float, valid_fract
     use = np.full(len(docs), COPY, dtype=np.uint8)
     if len(docs):
         use[np.unique(shared, return_index=True)[1]] = TRAIN
-    if near_duplicates:
-        sketches = np.concatenate([np.load(shard / "sketches.npy") for shard in shards])
-        use[near_copies(sketches, near_duplicates, use == COPY)] = NEAR_COPY
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
         raise TooFew(len(kept), len(use) - len(kept))
@@ -414,9 +372,9 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
     ids, sizes = ({kind: array("i") for kind in SPLITS} for _ in range(2))
     use, sources = np.load(selected / f"{shard.name}.npz")["use"].tolist(), _read_sources(shard)
     for kind, source, document in zip(use, sources, read_tokens(shard / "tokens.gz"), strict=True):
-        lines = [] if kind in COPIES else [line for sentence in document if (line := encode(sentence))]
+        lines = [] if kind == COPY else [line for sentence in document if (line := encode(sentence))]
         if not lines:  # it would be an empty line, which ends a document
-            why = COPIES.get(kind, "the tokeniser leaves nothing of it")
+            why = "a copy of an earlier document" if kind == COPY else "the tokeniser leaves nothing of it"
             stats.drop("document", why, source, " ".join(document[0]))
             continue
         for line in [*lines, []]:
