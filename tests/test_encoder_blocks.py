@@ -1,6 +1,4 @@
-"""The parts of a block, by formulas of the architectures that have them, and against transformers' ModernBERT."""
-
-import json
+"""The parts of a block, by formulas of the architectures that have them; ModernBERT's sizes by transformers."""
 
 import pytest
 import torch
@@ -159,83 +157,6 @@ def test_rms_norm_of_large_numbers_in_half_precision(dtype):
     norm = NORMS["rms"](16, 1e-5).to(dtype)
     x = torch.full((1, 16), 1000.0, dtype=dtype)  # its square is no half
     assert norm(x).dtype == dtype and torch.equal(norm(x), torch.ones_like(x))
-
-
-# ---- transformers' ModernBERT
-
-
-def hugging_face_modernbert(folder, layers=5, every=3):
-    transformers = pytest.importorskip("transformers", minversion="4.48")
-    torch.manual_seed(0)
-    words = ["[PAD]", "a", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"t{i}" for i in range(24))]
-    special = {"pad_token_id": 0, "bos_token_id": 3, "cls_token_id": 3, "eos_token_id": 4, "sep_token_id": 4}
-    config = transformers.ModernBertConfig(
-        vocab_size=len(words) + 2, hidden_size=32, num_hidden_layers=layers, num_attention_heads=4,
-        intermediate_size=48, max_position_embeddings=64, local_attention=8, global_attn_every_n_layers=every,
-        norm_eps=1e-3, **special,
-    )  # fmt: skip
-    config._attn_implementation = "eager"
-    model = transformers.ModernBertForMaskedLM(config).eval()
-    for p in model.parameters():
-        p.data += torch.randn(p.shape) * 0.2
-    model.save_pretrained(folder)
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({word: index for index, word in enumerate(words)}, []))
-    tokenizer.add_special_tokens([word for word in words if word.startswith("[")])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return model, words
-
-
-def test_equals_modernbert_of_transformers(tmp_path):
-    """On converted random weights: hidden states and logits."""
-    convert = pytest.importorskip("tupe.checkpoints.convert")
-    theirs, words = hugging_face_modernbert(tmp_path / "theirs")
-    trained = convert.read_model(convert.convert(tmp_path / "theirs", "tupe", None, tmp_path / "ours"))
-    model = trained.model()
-    assert trained.architecture.startswith("modernbert") and trained.config.layer_norm_eps == 1e-3
-
-    order, _ = convert.bert_tokens(tmp_path / "theirs")
-    ids = torch.randint(2, len(words), (2, 40))
-    ids[:, 0], ids[1, 25:] = 3, 0
-    real, mine = ids.ne(0), order.argsort()[ids]
-    assert torch.equal(mine.eq(1), ~real)
-    with torch.no_grad():
-        expected = theirs(ids, attention_mask=real.long(), output_hidden_states=True)
-        out = model(mine, output_hidden_states=True)
-        features, logits = model.tupe(mine).last_hidden_state, out.logits
-    assert len(out.hidden_states) == len(expected.hidden_states) == 6
-    for one, other in zip(out.hidden_states[:-1], expected.hidden_states[:-1], strict=True):
-        torch.testing.assert_close(one[real], other[real], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(features[real], theirs.model(ids, real.long())[0][real].detach(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(logits[real], expected.logits[real][:, order], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("norm_bias", True, "norm_bias is True"), ("layer_types", ["sliding_attention"] * 5, "every n-th layer"),
-        ("rope_parameters", {}, "no rope_parameters of both kinds"), ("layer_types", None, "no layer_types"),
-        ("rope_scaling", {"type": "dynamic", "factor": 2}, "rotations of the kind 'dynamic'"),
-        (
-            "rope_parameters",
-            {
-                "full_attention": {"rope_type": "linear", "factor": 8, "rope_theta": 160000},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
-            },
-            "rotations of the kind 'linear'; only 'default' is converted",
-        ),
-    ],
-)  # fmt: skip
-def test_another_modernbert_is_refused(key, value, message, tmp_path):
-    convert = pytest.importorskip("tupe.checkpoints.convert")
-    hugging_face_modernbert(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    old = {"rope_parameters": ["global_rope_theta", "local_rope_theta"], "layer_types": ["global_attn_every_n_layers"]}
-    for name in old.get(key, []):
-        config.pop(name, None)
-    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(ValueError, match=message):
-        convert.from_modernbert(tmp_path)
 
 
 @pytest.mark.parametrize("size, layers, width, heads, ffn", [("", 22, 768, 12, 1152), ("_large", 28, 1024, 16, 2624)])

@@ -1,4 +1,4 @@
-"""Weights from and to other code: the released TUPE code, and Hugging Face's BERT and ModernBERT.
+"""Weights from and to other code: the released TUPE code, and Hugging Face's BERT.
 
 Conversion renames tensors; comments explain the exceptions. Before a converted model is written, it is built from its
 tensors.
@@ -9,7 +9,6 @@ import io
 import logging
 import re
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -20,7 +19,6 @@ from ..common.options import FILE, Command
 from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import ModelConfig
-from ..positions import canonical
 from ..run.folder import write_together
 from ..text import MASK, TextEncoder, load_tokenizer
 from .export import export
@@ -232,33 +230,6 @@ def bert_tokens(folder: str | Path) -> tuple[torch.Tensor, dict[str, str]]:
     return order, {"dict.txt": "".join(f"{name} 1\n" for name in symbols), "tokenizer.json": ours}
 
 
-def read_known(folder: str | Path, always: dict, needed: Iterable[str]) -> tuple[dict, dict]:
-    """`read_hugging_face`, of a model whose settings are those of `always`, or not named, and which names all `needed`.
-    Raises ValueError for another one."""
-    config, state = read_hugging_face(folder)
-    for key, value in always.items():
-        if config.get(key, value) != value:
-            raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
-    if missing := [key for key in needed if key not in config]:
-        raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
-    return config, state
-
-
-def renamed(folder: str | Path, state: dict, names: list[tuple[str, str]], order: torch.Tensor) -> dict:
-    """A BERT's tensors under our names, with token rows in our order. Raises ValueError for one that has no counterpart
-    here, and for a model with fewer vectors of tokens than its vocabulary has; of more, says so."""
-    if unknown := sorted(key for key in state if rename(key, names) == key or key.startswith("classifier")):
-        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
-    weights = {rename(key, names): value for key, value in state.items()}
-    rows, tokens = len(weights["encoder.tokens.weight"]), len(order)
-    if rows < tokens:
-        raise ValueError(f"{folder}: the vocabulary has {tokens} tokens, the model {rows}")
-    if rows > tokens:
-        logger.warning(f"{folder}: leaving out {rows - tokens} vectors that belong to no token")
-    by_token = {"encoder.tokens.weight", "lm_head.bias"} & weights.keys()
-    return {**weights, **{key: weights[key][order] for key in by_token}}
-
-
 def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
     """A Hugging Face BERT -> (a `bert_a` model, {name: content} of its dictionary and tokeniser).
 
@@ -266,7 +237,14 @@ def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
     BERT's next-sentence head is left out, and with a warning the heads of tokens and of answers. A classifier with a
     pooler becomes the head sentence_classification_head. Raises ValueError for a model with anything else.
     """
-    config, state = read_known(folder, BERT_ALWAYS, BERT_OPTIONS)
+    config, state = read_hugging_face(folder)
+    if config.get("model_type") == "tupe":
+        raise ValueError(f"{folder} is a model of this project already: every command takes it as it is")
+    for key, value in BERT_ALWAYS.items():
+        if config.get(key, value) != value:
+            raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
+    if missing := [key for key in BERT_OPTIONS if key not in config]:
+        raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
     order, text = bert_tokens(folder)
     state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
     state = {
@@ -301,7 +279,16 @@ def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
         tied = {"weight": "embeddings.word_embeddings.weight", "bias": "cls.predictions.bias"}[kind]
         if decoder is not None and (tied not in state or not torch.equal(decoder, state[tied])):
             raise ValueError(f"{folder}: cls.predictions.decoder.{kind} is not {tied}: here they are one")
-    weights.update(renamed(folder, state, BERT, order))
+    if unknown := sorted(key for key in state if rename(key, BERT) == key):
+        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
+    weights |= {rename(key, BERT): value for key, value in state.items()}
+    rows, tokens = len(weights["encoder.tokens.weight"]), len(order)
+    if rows < tokens:
+        raise ValueError(f"{folder}: the vocabulary has {tokens} tokens, the model {rows}")
+    if rows > tokens:
+        logger.warning(f"{folder}: leaving out {rows - tokens} vectors that belong to no token")
+    for key in {"encoder.tokens.weight", "lm_head.bias"} & weights.keys():
+        weights[key] = weights[key][order]
     weights["encoder.positions.absolute.table.weight"] = (
         weights["encoder.positions.absolute.table.weight"] + token_types[0]
     )
@@ -310,78 +297,6 @@ def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
     )
     keep_labels(trained, config, CLASSIFIER)
     return trained, text
-
-
-MODERNBERT = [  # (a part of a name in ModernBERT, the same part in ours)
-    ("embeddings.tok_embeddings.", "encoder.tokens."),
-    ("embeddings.norm.", "encoder.embed_norm."),
-    ("layers.", "encoder.layers."),
-    (".attn_norm.", ".attention_norm."),
-    (".attn.Wqkv.", ".attention.qkv."),
-    (".attn.Wo.", ".attention.out."),
-    (".mlp_norm.", ".ffn_norm."),
-    (".mlp.Wi.", ".fc1."),
-    (".mlp.Wo.", ".fc2."),
-    ("final_norm.", "encoder.final_norm."),
-    ("decoder.bias", "lm_head.bias"),
-    ("head.", "lm_head."),
-]
-MODERNBERT_OPTIONS = {  # name in its config.json -> our option
-    "num_hidden_layers": "layers", "hidden_size": "width", "intermediate_size": "ffn", "num_attention_heads": "heads",
-    "max_position_embeddings": "max_positions", "norm_eps": "layer_norm_eps", "embedding_dropout": "dropout",
-    "attention_dropout": "attention_dropout", "mlp_dropout": "activation_dropout",
-}  # fmt: skip
-MODERNBERT_ALWAYS = {
-    "model_type": "modernbert", "hidden_activation": "gelu", "classifier_activation": "gelu", "norm_bias": False,
-    "attention_bias": False, "mlp_bias": False, "classifier_bias": False, "decoder_bias": True,
-}  # fmt: skip
-
-
-def rotated_columns(qkv: torch.Tensor, heads: int) -> torch.Tensor:
-    """W_Q, W_K, W_V [3C, C] of a ModernBERT, which rotates columns m and m + D/2 of a head together, in the order of
-    ours, which are 2m and 2m + 1."""
-    rows = qkv.unflatten(0, (3, heads, 2, -1)).transpose(2, 3)  # [3, H, D/2, 2, C]
-    return torch.cat([rows[:2].flatten(0, 3), qkv[2 * len(qkv) // 3 :]])
-
-
-def from_modernbert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
-    """A Hugging Face ModernBERT -> (a `modernbert` model, and the same). Token ids change to fairseq's order: see
-    `bert_tokens`. Raises ValueError for a model with other parts than the released ones, or another head than
-    the language model's."""
-    config, state = read_known(folder, MODERNBERT_ALWAYS, (*MODERNBERT_OPTIONS, "local_attention", "vocab_size"))
-    order, text = bert_tokens(folder)
-    state = {key.removeprefix("model."): value for key, value in floats(state).items()}
-    if (table := state.get("embeddings.tok_embeddings.weight")) is None:
-        raise ValueError(f"{folder}: the model has no embeddings.tok_embeddings.weight")
-    if not torch.equal(state.pop("decoder.weight", table), table):
-        raise ValueError(f"{folder}: decoder.weight is not embeddings.tok_embeddings.weight: here they are one")
-    weights = renamed(folder, state, MODERNBERT, order)
-    options = {ours: config[theirs] for theirs, ours in MODERNBERT_OPTIONS.items()}
-    rotations = config.get("rope_parameters") or {}
-    bases = [
-        config.get(older, rotations.get(kind, {}).get("rope_theta"))
-        for older, kind in (("global_rope_theta", "full_attention"), ("local_rope_theta", "sliding_attention"))
-    ]
-    if None in bases:
-        raise ValueError(f"{folder}: config.json has no rope_parameters of both kinds of layers")
-    scalings = [config.get("rope_scaling"), rotations, *rotations.values()]
-    types = {of.get("rope_type", of.get("type", "default")) for of in scalings if isinstance(of, dict)}
-    if scaled := types - {"default"}:
-        raise ValueError(f"{folder}: rotations of the kind {', '.join(map(repr, scaled))}; only 'default' is converted")
-    if not config.get("layer_types") and not config.get("global_attn_every_n_layers"):
-        raise ValueError(f"{folder}: config.json has no layer_types")
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if i % config["global_attn_every_n_layers"] else "full_attention"
-        for i in range(config["num_hidden_layers"])
-    ]
-    every = config.get("global_attn_every_n_layers") or (*kinds[1:], "full_attention").index("full_attention") + 1
-    if kinds != ["sliding_attention" if i % every else "full_attention" for i in range(len(kinds))] or every == 1:
-        raise ValueError(f"{folder}: only models where every n-th layer is global, the first one too, can be converted")
-    for key in [key for key in weights if key.endswith("qkv.weight")]:
-        weights[key] = rotated_columns(weights[key], config["num_attention_heads"])
-    parts = [f"rope:base:{bases[0]}:local_base:{bases[1]}:every:{every}", f"window:size:{config['local_attention']}"]
-    config = ModelConfig(position=canonical("+".join(parts) + f":every:{every}"), block="modern", **options)
-    return Trained(config, weights, path=Path(folder)), text
 
 
 # ------------------------------------------------------------------------------------------------------ one entry point
@@ -409,7 +324,7 @@ def convert(
     if source.is_dir():
         if dictionary:
             raise ValueError("--dict cannot be given for a BERT, whose folder has its own: leave it out")
-        trained, text = from_hugging_face(source)
+        trained, text = from_bert(source)
     else:
         trained = from_released(source, heads)
         check_dictionary(trained.weights, file)
@@ -420,15 +335,6 @@ def convert(
             Path(data, name).write_text(content, encoding="utf-8")
         export(trained, output, data, code=False)
     return output
-
-
-def from_hugging_face(folder: Path) -> tuple[Trained, dict[str, str]]:
-    kind = read_hugging_face(folder)[0].get("model_type")
-    if kind == "tupe":
-        raise ValueError(f"{folder} is a model of this project already: every command takes it as it is")
-    if kind not in (known := {"bert": from_bert, "modernbert": from_modernbert}):
-        raise ValueError(f"{folder}: model_type is {kind!r}; valid: {', '.join(map(repr, known))}")
-    return known[kind](folder)
 
 
 @click.command(cls=Command)
@@ -448,7 +354,7 @@ def command(source, target, dictionary, heads, output):
 
     \b
     tupe checkpoint convert --from released.pt --dict dict.txt --output DIR     the released TUPE code
-    tupe checkpoint convert --from BERT_FOLDER --output DIR                     a Hugging Face BERT or ModernBERT
+    tupe checkpoint convert --from BERT_FOLDER --output DIR                     a Hugging Face BERT
     tupe checkpoint convert --from checkpoint_best.pt --to released --dict DATA/dict.txt --output DIR
     """
     click.echo(f"wrote {convert(source, target, dictionary, output, heads)}")
