@@ -139,6 +139,7 @@ def _write_beside(path, key, borders):
     with partial.open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _has(path, key):  # another process has written it meanwhile, and renamed what was locked
+            partial.unlink(missing_ok=True)
             return
         try:
             with partial.open("wb") as file:
