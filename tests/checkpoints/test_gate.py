@@ -85,7 +85,7 @@ HOSTILE = {
     "seed": ("cfg.common.seed", lambda code, _: code, "common.seed is .*valid: int"),
     "section": ("cfg.common", lambda code, _: [code], "cfg.common is a list"),
     "configuration": ("cfg", lambda code, _: [code], "no checkpoint of this project"),
-    "omegaconf": ("cfg.model", lambda code, _: OmegaConf.create({"_name": "tupe_r"}), "no checkpoint of this project"),
+    "omegaconf": ("cfg.model", lambda code, _: OmegaConf.create({"_name": "tupe_r"}), "contains objects other than"),
     "namespace": ("cfg.model", lambda code, _: argparse.Namespace(arch="wav2vec2", x=code), "its model is 'wav2vec2'"),
     "old": ("cfg", lambda code, _: None, "no checkpoint of this project"),
     "weights": ("model", lambda code, _: {"encoder.tokens.weight": code}, "its model holds a str"),

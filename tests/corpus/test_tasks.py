@@ -12,7 +12,7 @@ from helpers import HEADERS, ROWS, official_folder, write_lines
 
 from tupe.corpus.tasks import command, prepare, read_split
 from tupe.data.glue import TASKS, check_glue
-from tupe.text import TextEncoder
+from tupe.text import PaperText, TextEncoder
 
 # ---------------------------------------------------------------------------------------------------- official files
 
@@ -200,14 +200,14 @@ def test_all_files_are_checked_before_anything_is_written(vocabulary, tmp_path):
 
 
 def test_a_process_that_is_killed_ends_the_command(vocabulary, tmp_path, monkeypatch):
-    parent, encode = os.getpid(), TextEncoder.encode
+    parent, encode = os.getpid(), PaperText.encode
 
     def die(encoder, text):
         if os.getpid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)
         return encode(encoder, text)
 
-    monkeypatch.setattr(TextEncoder, "encode", die)
+    monkeypatch.setattr(PaperText, "encode", die)
     arguments = ["--glue", official_folder(tmp_path), "--data", vocabulary, "--output", tmp_path / "bin", "--jobs=2"]
     result = CliRunner().invoke(command, [*map(str, arguments)])
     assert result.exit_code == 2 and "a process that encodes text died" in result.output
