@@ -47,12 +47,12 @@ def test_the_released_models_come_back_to_the_bit(model, tmp_path):
 
 
 def test_a_finished_run_has_its_model(pretrained, vocabulary):
-    """Under the names that the second engine gives it: every reader takes the run's folder."""
+    """Under the names that the second engine gives it: every reader takes the run's folder, and its text."""
     run = pretrained.parent
     of_file, of_run = read_model(pretrained), read_model(run)
     assert all(torch.equal(value, of_run.weights[name]) for name, value in of_file.weights.items())
     assert of_run.config == of_file.config and of_run.updates == 2
-    assert of_run.task["tokens_per_sample"] == 20 and of_run.task["data"] == str(run)
+    assert of_run.task["tokens_per_sample"] == 20 and of_run.task["data"] == str(vocabulary)
     assert {"config.json", "model.safetensors", "training.json", "dict.txt"} <= {path.name for path in run.iterdir()}
     assert (run / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
 

@@ -30,6 +30,7 @@ from safetensors.torch import load_file
 import tupe.hf  # noqa: F401
 from tupe.cli import main
 from tupe.common.recipes import read as read_recipe
+from tupe.evaluate.loading import load_model
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.run import progress
 from tupe.run.folder import locked
@@ -129,6 +130,12 @@ def test_what_a_run_leaves_behind(whole, data):
     assert record.state == "finished" and record.config["engine"] == "torch" and record.scores[0]["best"]
     assert {"transformers", "safetensors"} <= record.versions.keys()
     assert (whole / "dict.txt").read_bytes() == (data / "dict.txt").read_bytes()
+
+
+def test_the_model_is_evaluated_on_its_own_data(whole, data):
+    """Its record says where that is; where it is gone, the folder itself has the dictionary."""
+    assert load_model(whole)[1].data == data
+    assert load_model(newest(whole)[1])[1].data == data
 
 
 def test_the_model_loads_in_transformers(whole):

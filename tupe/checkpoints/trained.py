@@ -220,6 +220,8 @@ def of_folder(folder: str | Path) -> Trained:
     around = [here, here.parent] if here.name.startswith("checkpoint-") else [here]
     places = [place for place in around if (place / "dict.txt").is_file()]
     data = str((places or around)[0])
+    if about and about.data_folder and (folders_of(about.data_folder)[0] / "dict.txt").is_file():
+        data = about.data_folder
     kept = {key: value for key, value in known.items() if key in PRETRAINING}
     trained.task = {"_name": "tupe_masked_lm", **kept, "data": data}
     trained.updates, trained.path = record.updates_of(folder), Path(folder)

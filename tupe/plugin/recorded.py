@@ -107,6 +107,7 @@ class RecordedTask:
             budget={name: config.optimization[name] for name in BUDGETS if config.optimization[name] > 0},
             splits=splits,
             data=fingerprint(files),
+            data_folder=config.task.data,
             dictionary=fingerprint_of(self.source_dictionary.symbols),
             config={name: value for name, (value, default) in settings(config).items() if value != default},
             metrics=list(self.metrics),

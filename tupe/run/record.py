@@ -42,9 +42,10 @@ class Record:
     task: "masked_lm", "electra", or the data set it is fine-tuned on. variant: how the model differs from what its
     architecture's name stands for, "" if in nothing. budget: of the run, {"max_epoch": 10} or {"max_update": 5000}.
     pretrained: path of the checkpoint it starts from, None for a run from scratch. pretrained_weights, data,
-    dictionary: fingerprints of them; the data is what it is trained and scored on. config: {"section.key": value}
-    of all settings of fairseq that are neither the default nor in another field. metrics: names of the scores, the
-    first of which, maximised, chooses the best validation; empty for pre-training, where the loss is minimised.
+    dictionary: fingerprints of them; the data is what it is trained and scored on. data_folder: where that was, as
+    `folders_of` reads it. config: {"section.key": value} of all settings of fairseq that are neither the default nor in
+    another field. metrics: names of the scores, the first of which, maximised, chooses the best validation; empty for
+    pre-training, where the loss is minimised.
     layout: of a task with labels of its own, see `Glue.plain`. changes: what changed when it was resumed,
     {"num_updates": from here on, name: [old, new]}. scores: one entry per validation and split, unrounded: epoch,
     num_updates, split, loss (`loss_unit` in pre-training), the metrics, best (whether it was the best so far).
@@ -64,6 +65,7 @@ class Record:
     pretrained_updates: int | None = None
     pretrained_weights: str | None = None
     data: str | None = None
+    data_folder: str | None = None
     dictionary: str | None = None
     config: dict = field(default_factory=dict)
     metrics: list = field(default_factory=list)
@@ -84,7 +86,8 @@ class Record:
         "task", "architecture", "seed", "lr", "splits", "pretrained", "pretrained_updates", "pretrained_weights",
         "data", "dictionary",
     )  # fmt: skip
-    OF_A_START = ("command", "versions", "commit", "device", "budget")  # what else is noted when it changes
+    # What else is noted when it changes.
+    OF_A_START = ("command", "versions", "commit", "device", "budget", "data_folder")
 
     def differences(self, earlier: "Record") -> dict:
         """{name: (value in `earlier`, value here)} of what tells two runs apart; None for a setting with its default.

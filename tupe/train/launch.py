@@ -8,6 +8,7 @@ is what torchrun starts for every GPU.
 import json
 import logging
 import math
+import os
 import shlex
 import sys
 import warnings
@@ -100,6 +101,7 @@ def new_record(settled: Settled, data: Path | str, processes: int) -> Record:
     of_data = of_text(settled, data, symbols) if is_pretraining else of_glue(settled, Path(data))
     return Record(
         architecture=settled.architecture, variant=settled.variant, seed=settled.seed, lr=settled.lr[0],
+        data_folder=":".join(os.path.abspath(folder) for folder in folders_of(data)),
         dictionary=fingerprint_of(symbols), config={"engine": "torch", **config}, **of_data,
     )  # fmt: skip
 
