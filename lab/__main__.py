@@ -20,6 +20,7 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "run": ("third_run:run", "Train the runs of the third protocol."),
     "page": ("third_run:write_page", "Write the page of the third protocol from its tables."),
     "discover": ("discover:run", "Train every encoding alike, to see when it learns word order."),
+    "discovered": ("discovered:write_page", "Draw when each encoding learned word order."),
     "recompute": ("recompute:command", "Compare the pages of the finished experiments with their tables."),
     "wang": ("wang:grid", "Train the thirteen encodings of Wang et al. alike."),
     "wang-tables": ("wang:tables", "Print their published tables beside our models."),

@@ -1,0 +1,60 @@
+"""Curves of all encodings: exits, delays and offsets from made-up runs whose values are known."""
+
+import csv
+import gzip
+
+import numpy as np
+import pytest
+
+from lab import discovered
+from lab.discover import LENGTHS, UPDATES, Run
+
+UPDATE = np.arange(50, UPDATES + 1, 50)
+
+
+def falling(exit, above=0.0):
+    """A loss that crosses 8.5 at `exit` on its way from 9 to 6, and is `above` RoPE's from there on."""
+    return np.interp(UPDATE, [exit - 100, exit, exit + 100], [9.0, 8.5, 7.0 + above])
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(discovered, "TABLES", tmp_path)
+    monkeypatch.setattr(discovered, "PICTURE", tmp_path / "picture.png")
+    curves = {Run("nopos", 0.001, 1): np.full(60, 9.0), Run("nopos", 0.002, 1): np.full(60, 9.5)}
+    for seed in (1, 2, 3):
+        curves[Run("rope", 0.001, seed)] = falling(500)
+        curves[Run("t5", 0.001, seed)] = falling(900 + 10 * seed, 0.25)
+    curves[Run("fire", 0.001, 1)] = falling(2600)
+    rows = []
+    for run, curve in curves.items():
+        changes = {f"change_{n}": "" if run.encoding == "t5" else 0.5 for n in LENGTHS[1:]}
+        rows.append({**run._asdict(), "loss": curve[-1], "order": 0.9, "parameters": 66, **changes})
+    with (tmp_path / "runs.csv").open("w") as file:
+        writer = csv.DictWriter(file, discovered.COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    lines = [",".join(map(str, [*run, *curve])) for run, curve in curves.items()]
+    (tmp_path / "curves.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def test_exits_delays_and_offsets_are_those_of_the_curves(tables):
+    found = {entry.encoding: entry for entry in discovered.entries()}
+    assert found["nopos"].rate == 0.001 and found["nopos"].exits == [None]
+    assert found["rope"].delays == pytest.approx([0, 0, 0]) and found["rope"].offsets == pytest.approx([0, 0, 0])
+    assert found["t5"].exits == pytest.approx([910, 920, 930], abs=15)  # between points that are 50 updates apart
+    assert found["t5"].delays == pytest.approx([410, 420, 430], abs=15)
+    assert found["t5"].offsets == pytest.approx([0.25, 0.25, 0.25])
+    assert found["fire"].delays == pytest.approx([2100], abs=15) and found["fire"].offsets == [None]  # too late
+
+
+def test_the_page_has_a_row_for_each_and_names_what_has_not_run(tables):
+    text = discovered.results(discovered.entries())
+    row = next(line for line in text.splitlines() if line.startswith("| T5"))
+    assert "| 3 | 0.001 |" in row and "refused" in row and "0.25 [0.25, 0.25]" in row
+    assert "never" in next(line for line in text.splitlines() if line.startswith("| no positions"))
+    assert (
+        "`kerple`" in text.rpartition("Have not run yet")[2] and "`rope`" not in text.rpartition("Have not run yet")[2]
+    )
+    discovered.draw(discovered.entries())
+    assert discovered.PICTURE.stat().st_size > 10_000
