@@ -181,6 +181,7 @@ def test_other_folders_are_refused_in_one_line(folder, tmp_path):
     result = CliRunner().invoke(main, [*words, str(tmp_path / "empty")])
     assert result.exit_code == 2 and "it has no config.json" in result.output
     other = shutil.copytree(folder, tmp_path / "other")
+    (other / "checksums.json").unlink()
     (other / "config.json").write_text('{"model_type": "gpt2"}')
     result = CliRunner().invoke(main, [*words, str(other)])
     assert result.exit_code == 2 and "model_type is 'gpt2', not 'tupe'" in result.output

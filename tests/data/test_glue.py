@@ -24,6 +24,7 @@ def test_labels_in_another_order_are_refused(vocabulary, tmp_path):
     list(glue_data.prepare(official_folder(tmp_path / "glue"), vocabulary, tmp_path / "bin", ["MNLI"]))
     order = tmp_path / "bin" / "MNLI" / "label" / "dict.txt"
     check_glue(tmp_path / "bin" / "MNLI", "valid")
+    (tmp_path / "bin" / "MNLI" / "checksums.json").unlink()
     order.write_text("".join(reversed(order.read_text().splitlines(keepends=True))))
     with pytest.raises(ValueError, match="labels neutral, entailment, contradiction, not contradiction, entailment, n"):
         check_glue(tmp_path / "bin" / "MNLI", "valid")

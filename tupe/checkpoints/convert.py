@@ -19,7 +19,8 @@ from ..common.options import FILE, Command
 from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import ModelConfig
-from ..run.folder import write_together
+from ..run.checksums import write_sealed
+from ..run.record import command_line
 from ..text import MASK, TextEncoder, load_tokenizer
 from .export import export
 from .trained import (
@@ -319,7 +320,7 @@ def convert(
         check_dictionary(trained.weights, file)
         checkpoint = io.BytesIO()
         torch.save(to_released(trained), checkpoint)
-        write_together(output, {"dict.txt": file.read_bytes(), "checkpoint.pt": checkpoint.getvalue()})
+        write_sealed(output, {"dict.txt": file.read_bytes(), "checkpoint.pt": checkpoint.getvalue()}, command_line())
         return output
     if source.is_dir():
         if dictionary:

@@ -16,7 +16,7 @@ from ..common.options import Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..positions import parse
 from ..run import record
-from ..run.folder import write_together
+from ..run.checksums import write_sealed
 from ..schemes import SCHEMES
 from .trained import Trained, read_model
 
@@ -63,7 +63,7 @@ def export(
     files = {"README.md": model_card(trained, data, head, code), **files_of(trained, text, head, code)}
     if onnx:
         files["model.onnx"] = onnx_file(json.loads(files["config.json"]), trained.tensors(head))
-    write_together(output, {**(modelling_code() if code else {}), **files})
+    write_sealed(output, {**(modelling_code() if code else {}), **files}, record.command_line())
 
 
 def files_of(trained: Trained, text: Mapping, head: str | None = None, code: bool = False) -> dict[str, str | bytes]:
@@ -100,7 +100,7 @@ def publish(run: Path, data: Path) -> None:
     for name in ("config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
         (run / name).unlink(missing_ok=True)
     text = tokenizer_files(data, trained.config.max_positions, code=False)
-    write_together(run, files_of(trained, text, trained.choose_head(None)))
+    write_sealed(run, files_of(trained, text, trained.choose_head(None)))
 
 
 def onnx_file(config: dict, weights: dict) -> bytes:

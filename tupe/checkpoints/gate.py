@@ -19,6 +19,7 @@ from ..common.options import shorten
 from ..common.safe_load import NOT_OURS, load_safely, tensors_of
 from ..encoder import ModelConfig, names_in
 from ..names import ELECTRA, split_size
+from ..run.checksums import check
 
 # {option: its type, or its choices}. Other sections of a configuration are not read.
 RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": bool}
@@ -82,6 +83,7 @@ def read_checkpoint(path: str | Path, mmap: bool = False, trained: str | None = 
     the checkpoint's may be another one, too, and of parts of others only the name is read.
     Raises ValueError, with one line, for anything else.
     """
+    check(path)
     return admit(load_safely(path, mmap), path, trained)
 
 

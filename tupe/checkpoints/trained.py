@@ -24,6 +24,7 @@ from ..data.splits import folders_of, read_symbols
 from ..encoder import BLOCKS, ModelConfig, names_in
 from ..positions import bounded_schemes, canonical, format_value, is_loaded
 from ..run import record
+from ..run.checksums import check
 from ..text import read_dictionary
 from .gate import PRETRAINING, RUNNING, read_checkpoint
 
@@ -270,6 +271,7 @@ def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
     if (folder / "model.safetensors").is_file():
         return config, _tensors_in(folder / "model.safetensors")
     if index.is_file():
+        check(index)
         try:
             places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             files = sorted({Path(file).name for file in places.values()})
@@ -286,6 +288,7 @@ def _tensors_in(file):
     from safetensors import SafetensorError
     from safetensors.torch import load
 
+    check(file)
     try:
         return load(file.read_bytes())
     except (SafetensorError, OSError) as error:
@@ -324,6 +327,7 @@ def check_dictionary(weights: Mapping[str, Tensor], file: str | Path) -> list[st
     the weights do not say with which one, unless it is as long."""
     if not Path(file).is_file():
         raise ValueError(f"dictionary not found: {file}; give the dict.txt that the model was trained with")
+    check(file)
     symbols, types = read_dictionary(Path(file)), len(weights["encoder.tokens.weight"])
     if len(symbols) != types:
         raise ValueError(

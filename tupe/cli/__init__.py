@@ -38,6 +38,7 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
     },
     "Look": {
         "plot": ("evaluate.figures:command", "Draw trained encodings and losses."),
+        "verify": ("cli.verify:command", "Compare the files of folders with their checksums."),
         "list models": ("cli.catalogue:list_models", "List architectures and their parameters."),
         "list schemes": ("cli.catalogue:list_schemes", "List position encodings with formula and paper."),
     },
@@ -73,7 +74,8 @@ class Lazy(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
         if args and args[0] not in self.list_commands(ctx):
-            near = did_you_mean(args[0], self.list_commands(ctx))
+            whole = [words for words in COMMANDS if words.startswith(self.prefix) and words.endswith(f" {args[0]}")]
+            near = f"; did you mean {whole[0]!r}?" if whole else did_you_mean(args[0], self.list_commands(ctx))
             raise click.UsageError(f"unknown command {self.prefix + args[0]!r}{near}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from ..run import processes
+from ..run.checksums import check, seal
 from ..run.folder import owned, write_atomically
 from ..text import TextEncoder
 
@@ -68,7 +69,14 @@ def encoding(vocabulary: str | Path, output: str | Path, workers: int | None) ->
 
 
 def _start(vocabulary):
-    worker.encoder = TextEncoder(vocabulary)
+    worker.encoder = text_encoder(vocabulary)
+
+
+def text_encoder(folder: str | Path) -> TextEncoder:
+    """The text encoder of a folder. Raises ValueError for a file that is not what was written."""
+    for name in TextEncoder.FILES:
+        check(Path(folder, name))
+    return TextEncoder(folder)
 
 
 def _copy_encoder(vocabulary, output):
@@ -82,6 +90,7 @@ def _copy_encoder(vocabulary, output):
             )
     for name, content in files.items():
         write_atomically(output / name, content)
+    seal(output, files)
 
 
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:

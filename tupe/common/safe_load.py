@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..encoder import names_in
+from ..run.checksums import check
 from .options import shorten
 
 NOT_OURS = (
@@ -85,6 +86,7 @@ def tensors_of(state: Any, path: str | Path) -> dict[str, torch.Tensor]:
 def read_config(path: str | Path) -> dict:
     """A config.json of a Hugging Face folder; of a model of ours, what is known here alone. Raises
     ValueError, naming it, if it is no JSON object, or has a value of another type."""
+    check(path)
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:

@@ -25,7 +25,9 @@ from ..common.options import Command, shorten
 from ..common.prepared import check_name, tasks_in
 from ..normaliser import SENTENCES
 from ..run import processes
+from ..run.checksums import seal
 from ..run.folder import naming, owned, write_atomically
+from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
@@ -358,6 +360,7 @@ def _prepare(inputs, out, choices, run, overwrite, report):
     }
     write_report(out, manifest)
     write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+    seal(out, [name for name in WRITTEN if (out / name).is_file()], command_line())
     shutil.rmtree(out / "work")
     return manifest
 

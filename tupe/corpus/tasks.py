@@ -15,7 +15,9 @@ from ..common.prepared import check_name, check_replaced, encoding, tasks_in, wo
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
 from ..normaliser import is_blank
+from ..run.checksums import seal_all
 from ..run.folder import naming, write_atomically
+from ..run.record import command_line
 from .records import File, Reading, check_columns, number_of
 from .stats import Stats
 
@@ -179,6 +181,7 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
             write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
         manifest["splits"][split] = counts
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
+    seal_all(folder, command_line())
     return manifest
 
 

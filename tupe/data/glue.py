@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..common.options import shorten_list, task_key
+from ..run.checksums import check
 from ..run.folder import write_atomically
 from ..text import TextEncoder
 from .splits import Split, check_split, read_symbols
@@ -104,6 +105,7 @@ def task_of(folder: Path) -> Glue:
     """The task that is prepared in a folder: GLUE's of that name, or one with labels of its own, which is then known by
     its name too."""
     manifest = folder / "manifest.json"
+    check(manifest)
     content = json.loads(manifest.read_text(encoding="utf-8")).get("layout") if manifest.is_file() else None
     if content:
         TASKS[folder.name] = own_task(content)
@@ -132,6 +134,7 @@ def check_glue(folder: Path, split: str, labelled: bool = False) -> None:
     """Raise ValueError, naming the file, unless the data of a split is there, whole and of one length. folder: of the
     task; labelled: labels have to be there, too."""
     task, lengths, order, types = task_of(folder), {}, folder / "label" / "dict.txt", len(read_symbols(folder.parent))
+    check(order)
     if task.labels and order.is_file():
         names = [line.rsplit(" ", 1)[0] for line in order.read_text(encoding="utf-8").splitlines()]
         if tuple(names) != task.labels:  # the ids would be taken for other labels
@@ -158,6 +161,7 @@ def read_targets(folder: Path, split: str) -> list | None:
     prefix = folder / "label" / split
     if not task_of(folder).labels:
         path = Path(f"{prefix}.label")
+        check(path)
         return [float(line) for line in path.read_text().splitlines()] if path.exists() else None
     return [int(ids[0]) - FIRST_LABEL for ids in Split(prefix)] if Path(f"{prefix}.idx").exists() else None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..run.checksums import check
 from ..text import read_dictionary
 
 CODES = {  # of the types of ids in an index
@@ -26,6 +27,7 @@ def read_symbols(folder: str | Path) -> list[str]:
         raise ValueError(f"data folder not found: {folder}")
     if not Path(folder, "dict.txt").is_file():
         raise ValueError(f"{folder} is not a folder of prepared data: it has no dict.txt")
+    check(Path(folder, "dict.txt"))
     return read_dictionary(Path(folder, "dict.txt"))
 
 
@@ -62,6 +64,8 @@ class Split:
             raise ValueError(f"{index.parent} has no split {Path(prefix).name!r}")
         if not data.is_file():
             raise ValueError(f"{data} not found; prepare the data again")
+        check(index)
+        check(data)
         head = _head(index)
         code, count = head[17:18], int.from_bytes(head[18:], "little")
         if head.startswith(OLDER):

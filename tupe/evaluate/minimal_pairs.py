@@ -19,6 +19,7 @@ import numpy as np
 from tqdm import tqdm
 
 from ..common.options import QuietCommand, output
+from ..common.prepared import text_encoder
 from ..common.tables import TextTable
 from ..normaliser import is_blank
 from ..run.folder import files_below, write_atomically
@@ -215,7 +216,7 @@ def of_pairs(results: dict[str, dict]) -> TextTable:
 def command(models, pairs, output):
     """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""
     paradigms = read_paradigms(pairs)
-    results = {label: evaluate(model, TextEncoder(text.data), paradigms) for label, model, text in models}
+    results = {label: evaluate(model, text_encoder(text.data), paradigms) for label, model, text in models}
     summaries = {label: summary(of_model, paradigms) for label, of_model in results.items()}
     write_results(output, "minimal_pairs", summaries, "\n".join(table.markdown() for table in tables(summaries)))
     write_atomically(output / "pairs.csv", of_pairs(results).csv())

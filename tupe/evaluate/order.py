@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from ..common.options import QuietCommand, output, seed
+from ..common.prepared import text_encoder
 from ..common.tables import TextTable
 from ..data.blocks import PAD
 from ..data.masks import IGNORED, pad
@@ -183,7 +184,7 @@ def command(models, sentences, tokens, output, seed):
         first = first or text.masking
         if differs := [f"{name} {v}, not {first[name]}" for name, v in text.masking.items() if v != first[name]]:
             click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
-        content = contents[label] = evaluate(model, text, TextEncoder(text.data), sentences, tokens, seed)
+        content = contents[label] = evaluate(model, text, text_encoder(text.data), sentences, tokens, seed)
         order, loss = content["order"], content["loss"]
         error = "" if loss["error"] is None else f" ± {loss['error']:.4f}"
         rows.append([

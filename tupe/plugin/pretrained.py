@@ -26,6 +26,7 @@ from ..data.splits import folders_of
 from ..encoder import LMHead
 from ..names import cls_beside
 from ..positions import bounded_schemes, canonical
+from ..run.checksums import check
 from ..text import MASK, read_dictionary
 from .model import TUNABLE, TupeConfig, TupeModel, redefault, spell_names
 
@@ -37,6 +38,7 @@ def load_dictionary(path: str | Path) -> Dictionary:
     the reasons of `read_dictionary`."""
     if not Path(path).is_file():
         raise ValueError(f"dictionary not found: {path}; give the dict.txt that the model was trained with")
+    check(path)
     read_dictionary(Path(path))  # its errors are one line
     dictionary = Dictionary.load(str(path))
     dictionary.add_symbol(MASK)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..config import TORCH, may_change
+from .checksums import check, read_signed, signed
 from .folder import is_locked, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -145,10 +146,10 @@ class Record:
 
     def save(self, folder: str | Path) -> None:
         try:
-            text = json.dumps(asdict(self), indent=1, allow_nan=False)
+            text = signed(asdict(self))
         except ValueError as error:  # NaN and infinity, which JSON does not have
             raise ValueError(f"{Path(folder) / NAME} would not be JSON: {error}; lr {self.lr}") from None
-        write_atomically(Path(folder) / NAME, text + "\n")
+        write_atomically(Path(folder) / NAME, text)
 
     def begin(self, device: str = "") -> None:
         """Fill in how and where this process runs it."""
@@ -165,9 +166,7 @@ def read(folder: str | Path) -> Record | None:
     """The record of a folder, None if there is none. Raises ValueError, naming the file, if it is not readable."""
     path = Path(folder) / NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it holds no JSON object")
+        content = read_signed(path)
         record = Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
         if record.config.get("engine") in TORCH:
             record.config["engine"] = TORCH[0]
@@ -215,6 +214,7 @@ def updates_of(folder: str | Path) -> int:
     """After how many updates the model in a Hugging Face folder was written, as far as the folder says so."""
     if number := re.fullmatch(r"checkpoint-(\d+)", Path(folder).resolve().name):
         return int(number[1])
+    check(Path(folder) / "training.json")
     try:
         return int(json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))["updates"])
     except (OSError, ValueError, KeyError, TypeError):  # an export

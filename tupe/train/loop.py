@@ -44,8 +44,9 @@ from ..data.masks import UNMASKED
 from ..data.splits import folders_of
 from ..positions import parameter_groups
 from ..run import stop
+from ..run.checksums import seal_all
 from ..run.folder import PARTIAL, naming, write_atomically
-from ..run.record import STOPPED
+from ..run.record import STOPPED, command_line
 from .saved import OPTIMIZER, STATE, WEIGHTS, TrainRun, keep, publish, put_in_place
 from .settle import Settled
 from .trackers import trackers
@@ -349,6 +350,7 @@ class Loop:
             write_atomically(folder / name, content)
         torch.save(state, folder / OPTIMIZER)
         write_atomically(folder / STATE, json.dumps({"updates": self.done, "log": self.log}, allow_nan=False))
+        seal_all(folder, command_line())
         if self.is_best:
             publish(folder, self.run.folder)
 

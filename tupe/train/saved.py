@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from ..common.active import Run, device
+from ..run import checksums
 from ..run.folder import PARTIAL, damage_in, remove_partial
-from ..run.record import NAME
+from ..run.record import NAME, command_line
 
 logger = logging.getLogger("tupe.train")
 
@@ -33,7 +34,10 @@ def newest_whole(folder: Path) -> tuple[int, Path | None]:
     over."""
     wrong = None
     for updates, path in reversed(checkpoints(folder).items()):
-        damage = next((f"{name}: {said}" for name in (WEIGHTS, OPTIMIZER) if (said := damage_in(path / name))), None)
+        damage = checksums.damaged(path)
+        if not (path / checksums.NAME).exists():  # of a version without them
+            found = ((name, damage_in(path / name)) for name in (WEIGHTS, OPTIMIZER))
+            damage = next((f"{name}: {said}" for name, said in found if said), None)
         if damage is None:
             if wrong:
                 logger.warning(f"{wrong}: resuming from {path}, which is whole")
@@ -63,8 +67,10 @@ def put_in_place(partial: Path, path: Path) -> None:
 def publish(checkpoint: Path, folder: Path) -> None:
     """Give the model of a checkpoint, without what only training needs, its place in the run's folder, and its number
     of updates, which `record.updates_of` reads."""
+    known = checksums.read_signed(checkpoint / checksums.NAME)["files"]
+    names = [name for name in known if name != OPTIMIZER]
     for file in checkpoint.iterdir():
-        if file.name != OPTIMIZER:
+        if file.name in names:
             partial = folder / f"{file.name}{PARTIAL}"
             partial.unlink(missing_ok=True)
             try:
@@ -72,6 +78,7 @@ def publish(checkpoint: Path, folder: Path) -> None:
             except OSError:  # of a file system without links
                 shutil.copyfile(file, partial)
             partial.replace(folder / file.name)
+    checksums.seal(folder, names, command_line(), known)
 
 
 def foreign(folder: Path) -> str | None:
