@@ -392,6 +392,13 @@ def fork_tupe(*words, log=os.devnull, **environment):
     return fork(run, "tupe", *words, **environment)
 
 
+def unsealed(folder):
+    """A folder whose files a test changes: without the checksums of what was written."""
+    for path in folder.rglob("checksums.json"):
+        path.unlink()
+    return folder
+
+
 def ended(process):
     process.join()
     return process.exitcode

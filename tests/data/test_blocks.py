@@ -175,3 +175,15 @@ def test_errors_name_what_is_wrong(tmp_path, folder):
         read_symbols(tmp_path)
     with pytest.raises(ValueError, match="has no split 'test'"):
         Blocks(folder / "test", LENGTH, read_symbols(folder))
+
+
+def test_data_that_is_cut_under_a_run_is_named(folder):
+    """Reading what is gone from a mapped file would end the process without a word."""
+    blocks = Blocks(folder / "train", LENGTH, read_symbols(folder))
+    blocks[0]
+    content = (folder / "train.bin").read_bytes()
+    os.truncate(folder / "train.bin", len(content) // 2)
+    with pytest.raises(ValueError, match=r"train.bin has [\d,]+ bytes, and had [\d,]+ when this began"):
+        blocks[len(blocks) - 1]
+    (folder / "train.bin").write_bytes(content)
+    blocks[len(blocks) - 1]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.trainer import Trainer
-from helpers import compose, ended, fairseq_arguments, finetune, fork, free_port, table
+from helpers import compose, ended, fairseq_arguments, finetune, fork, free_port, table, unsealed
 
 from tupe.checkpoints.export import export
 from tupe.data.examples import Examples, collate
@@ -264,7 +264,7 @@ def test_another_end_than_the_last_epoch_is_refused(override, learnable, pretrai
 
 def test_too_few_tokens_for_a_held_out_example_are_refused(learnable, pretrained, tmp_path):
     """Before the start, not at the first validation: the longest pair may be a held-out one."""
-    data = shutil.copytree(learnable, tmp_path / "data")
+    data = unsealed(shutil.copytree(learnable, tmp_path / "data"))
     long = [[*range(5, 21), 2]] * 41
     write_split(data / "CoLA" / "input0" / "valid", long, len(read_symbols(data)))
     with pytest.raises(ValueError, match="max_tokens=16: a sequence has up to 18 tokens; valid: at least as many"):

@@ -15,6 +15,7 @@ from helpers import (
     pretrain_arguments,
     train,
     train_recipe,
+    unsealed,
     write_data,
 )
 
@@ -277,7 +278,10 @@ EPOCH = ["glue=cola", "optimization.lr=[1e-3]", "dataset.num_workers=0"]
 
 def test_fine_tuning_is_compared_too(learnable, pretrained, tmp_path):
     """Its settings, its own data in the folder, and the weights that it starts from."""
-    data, start = shutil.copytree(learnable, tmp_path / "data"), shutil.copy(pretrained, tmp_path / "start.pt")
+    data, start = (
+        unsealed(shutil.copytree(learnable, tmp_path / "data")),
+        shutil.copy(pretrained, tmp_path / "start.pt"),
+    )
     words = [*EPOCH, "optimization.max_epoch=1"]
     folder = tmp_path / "run"
     finetune(data, start, folder, *words)

@@ -3,7 +3,9 @@
 import concurrent.futures
 import contextlib
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
 
@@ -116,3 +118,33 @@ def test_ctrl_c_is_one_line_of_a_command_with_workers(tmp_path):
     wait_until((tmp_path / "begun").exists)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     assert ended(process) == 128 + signal.SIGINT and (tmp_path / "log").read_text() == "wait: interrupted\n"
+
+
+def test_training_takes_as_many_open_files_as_it_may_and_needs_some():
+    """With too few, PyTorch's data workers repeat an error for ever."""
+
+    def check(soft, hard):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        try:
+            processes.prepare_for_data_workers()
+        except ValueError as error:
+            assert f"allows {hard} open files" in str(error) and "ulimit -n 1024" in str(error)
+            os._exit(3)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+
+    assert ended(fork(lambda: check(64, 512))) == 0
+    assert ended(fork(lambda: check(24, 24))) == 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["fairseq", "torch"])
+def test_a_run_leaves_nothing_in_the_folder_of_temporary_files(engine, vocabulary, tmp_path):
+    if engine == "fairseq":
+        pytest.importorskip("fairseq")
+    (tmp_path / "temporary").mkdir()
+    words = ["--engine", engine, "--data", vocabulary, "--output", tmp_path / "run", "--arch=bert_a_tiny", "--gpus=0"]
+    words += ["--recipe=pretrain_small", "--tokens-per-sample=20", "--max-update=2", "--num-workers=2"]
+    command = [*processes.PROGRAM, "pretrain", *map(str, words)]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")})
+    left = [path.name for path in (tmp_path / "temporary").iterdir()]
+    assert [name for name in left if not name.startswith("torchinductor")] == []  # which PyTorch keeps for the next

@@ -98,6 +98,15 @@ def test_states_of_jobs_that_do_not_finish(tmp_path, behave, state, reason):
     assert record.read(bad.folder).failure is None
 
 
+def test_a_job_whose_data_worker_died_is_run_once_more(tmp_path):
+    """For want of memory, perhaps; what fails in another way is not."""
+    behave = "import sys; sys.exit('RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.')"
+    once = job(tmp_path / "once", f"if not (folder / 'again').exists(): (folder / 'again').touch(); {behave}")
+    always = job(tmp_path / "always", behave)
+    assert runner.run([once, always], SLOT, echo=quiet) == {once: "finished", always: "failed"}
+    assert starts(once, always) == [2, 2]
+
+
 def test_a_refused_start_leaves_the_run_in_its_folder_as_it_is(tmp_path):
     """It was stopped half-way, and somebody starts the folder with other options."""
     half = job(tmp_path / "half", "run.save(folder); os.kill(os.getpid(), 9)")

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import ended, finetune, fork_tupe, table
+from helpers import ended, finetune, fork_tupe, table, unsealed
 from safetensors.torch import load_file, save_file
 
 from tupe.cli import main
 from tupe.data.examples import Examples, collate
 from tupe.modeling_tupe import TupeForSequenceClassification
+from tupe.run.checksums import seal_all
 from tupe.run.folder import fingerprint
 from tupe.run.record import REFUSED, STOPPED, read, updates_of
 from tupe.sweep.grid import Sweep
@@ -147,21 +148,23 @@ def test_what_it_does_not_have_is_refused(word, message, small, learnable, tmp_p
 
 
 def test_a_model_that_is_not_all_there_is_refused(small, learnable, tmp_path):
-    copy = shutil.copytree(small, tmp_path / "copy")
+    copy = unsealed(shutil.copytree(small, tmp_path / "copy"))
     weights = load_file(copy / "model.safetensors")
     save_file({name: weights[name] for name in weights if ".layers.1." not in name}, copy / "model.safetensors",
               {"format": "pt"})  # fmt: skip
     assert ended(begin(learnable, copy, tmp_path / "run", "--max-epoch=1", log=tmp_path / "log")) == REFUSED
     assert "has no tupe.encoder.layers.1." in (tmp_path / "log").read_text().splitlines()[-1]
     (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-100])
+    seal_all(copy)
     for engine in ("torch", *["fairseq"] * bool(find_spec("fairseq"))):
         said = refused(learnable, copy, tmp_path / engine, engine=engine)
         assert "model.safetensors cannot be read" in said
 
 
 def test_another_vocabulary_is_refused(small, learnable, tmp_path):
-    longer = shutil.copytree(learnable, tmp_path / "longer")
+    longer = unsealed(shutil.copytree(learnable, tmp_path / "longer"))
     (longer / "dict.txt").write_text((small / "dict.txt").read_text() + "further 1\n")
+    seal_all(longer)
     assert "longer/dict.txt makes" in refused(longer, small, tmp_path / "run")
 
 

@@ -22,6 +22,7 @@ from helpers import (
     load,
     pretrain_arguments,
     train,
+    unsealed,
     wait_until,
     write_data,
 )
@@ -123,7 +124,7 @@ def test_both_engines_compute_the_same(arch, more, data, tmp_path):
 
 def test_what_a_run_leaves_behind(whole, data):
     names = {path.name for path in whole.iterdir()}
-    weights = {"checkpoint-14", "config.json", "dict.txt", "model.safetensors", STATE}
+    weights = {"checkpoint-14", "checksums.json", "config.json", "dict.txt", "model.safetensors", STATE}
     assert updates_of(whole) == 14
     assert names == weights | {"lock", "record.json", "train.log"}
     record = read(whole)
@@ -274,6 +275,7 @@ def test_nothing_of_a_checkpoint_is_run(data, tmp_path):
     folder = tmp_path / "run"
     assert ended(begin(data, folder, "--max-update=2")) == 0
     path = newest(folder)[1]
+    unsealed(path)
     torch.save(Poison(tmp_path / "ran"), path / "optimizer.pt")
     assert ended(begin(data, folder, "--max-update=3", log=tmp_path / "log")) == REFUSED
     assert "optimizer.pt refused: " in (tmp_path / "log").read_text().splitlines()[-1]
@@ -345,6 +347,14 @@ def test_a_finished_run_is_left_alone_and_a_busy_folder_has_its_status(data, who
     with locked(whole / "lock"):
         assert ended(begin(data, whole, "--save-interval-updates=3")) == BUSY
     assert (whole / "record.json").read_text() == before
+
+
+@pytest.mark.thorough
+def test_a_folder_that_is_deleted_under_a_run_is_no_finished_one(data, tmp_path):
+    process = begin(data, tmp_path / "run", "--max-update=2000")
+    wait_until((tmp_path / "run" / "record.json").exists)  # which comes with the first update
+    shutil.rmtree(tmp_path / "run")
+    assert ended(process) == 1 and not (tmp_path / "run").exists()
 
 
 def test_a_finished_run_is_left_alone_without_its_checkpoints(data, whole, tmp_path):
@@ -577,8 +587,9 @@ def test_a_folder_of_another_program_is_left_alone(name, data, tmp_path):
 def test_fewer_updates_than_a_stopped_run_has_are_refused(data, whole, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    record = json.loads((run / "record.json").read_text())
-    (run / "record.json").write_text(json.dumps(record | {"state": "stopped"}))
+    record = read(run)
+    record.state = "stopped"
+    record.save(run)
     assert "has 14 updates; valid: at least 14, or another folder" in refused(data, run, "--max-update=9")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..run.folder import DISK, lock, unlock
+from ..run.processes import prepare_for_data_workers
 from ..run.progress import Progress
 from ..run.record import DIVERGED, DIVERGENCE, NAME, STALLED, STOPPED, Record, another, begun, now
 from . import console
@@ -33,7 +34,8 @@ class Run:
         self.began_at, self.earlier, self.updates = now(), None, None
 
     def lock(self) -> None:
-        """Raises BlockingIOError if another process trains in the folder."""
+        """Raises BlockingIOError if another process trains in the folder, ValueError if too few files may be open."""
+        prepare_for_data_workers()
         if self.writes and not lock(self.folder):
             raise BlockingIOError(f"another process is training in {self.folder}")
 

@@ -58,6 +58,7 @@ class Blocks:
         if not 0 <= i < len(self):
             raise IndexError(i)
         number = int(np.searchsorted(self.first, i, side="right")) - 1
+        self.splits[number].look()
         start, stop = self.borders[number][i - self.first[number]]
         return np.append(BOS, self.splits[number].tokens[start:stop]).astype(np.int64)
 

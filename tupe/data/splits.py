@@ -1,6 +1,7 @@
 """Prepared text on the disk, fairseq's mmap format, and where its sentences are cut. Needs only numpy."""
 
 import itertools
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -79,12 +80,19 @@ class Split:
         end = int(self._bytes[-1]) + int(self.sizes[-1]) * dtype.itemsize if count else 0
         _check_length(data, end)
         self.tokens = np.memmap(data, dtype, "r") if end else empty
+        self._data, self._length = data, end
         if types and end:
             step = LOOK * max(len(self.tokens) // (256 * LOOK), 1)
             found = max(self.tokens[at : at + LOOK].max() for at in range(0, len(self.tokens), step))
             if found >= types:
                 what = f"{data} has the id {found}, dict.txt only {types} types"
                 raise ValueError(f"{what}: it is cut off, or of other data")
+
+    def look(self) -> None:
+        """Raise ValueError if the data has been cut or replaced since: reading what is gone would kill the process."""
+        if (length := os.stat(self._data).st_size) != self._length:
+            what = f"{self._data} has {length:,} bytes, and had {self._length:,} when this began"
+            raise ValueError(f"{what}: put the file back, and the same command goes on")
 
     def __reduce__(self):
         return Split, (self.prefix,)  # a data worker that is not a copy of this process maps the files
@@ -95,6 +103,7 @@ class Split:
     def __getitem__(self, i: int) -> np.ndarray:
         if not 0 <= i < len(self):
             raise IndexError(i)
+        self.look()
         start = int(self._bytes[i]) // self.tokens.itemsize
         return self.tokens[start : start + int(self.sizes[i])]
 

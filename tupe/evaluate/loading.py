@@ -22,7 +22,9 @@ from ..common import options
 from ..data.blocks import BOS, Blocks
 from ..data.masks import MaskedBlocks
 from ..data.splits import HELD_OUT_SEED, Split, folders_of
+from ..run.checksums import seal
 from ..run.folder import write_atomically
+from ..run.record import command_line
 from ..text import MASK
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
@@ -148,4 +150,5 @@ def write_results(output: Path, name: str, content: dict, text: str) -> None:
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / f"{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
     write_atomically(output / f"{name}.md", text)
+    seal(output, [f"{name}.json", f"{name}.md"], command_line())
     click.echo(text, nl=False)

@@ -127,7 +127,7 @@ def check(path: str | Path) -> None:
             if damage := damage_in(path):
                 raise ValueError(f"{path} is damaged: {damage}; take another checkpoint")
             _note(identity, "zip")
-    elif home is None and path.parent not in _told:
+    elif home is None and not any(folder in (path.parent, *path.parents) for folder in _told):
         _told.add(path.parent)
         logger.info(f"{path.parent} has no {NAME}: nothing tells whether its files are whole")
     _checked[path] = identity

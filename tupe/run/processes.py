@@ -4,7 +4,9 @@ the standard library."""
 import concurrent.futures
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -24,6 +26,19 @@ def complete(command: Iterable) -> None:
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip()
         raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
+
+
+def prepare_for_data_workers(fewest: int = 256) -> None:
+    """Let this process have as many open files as it may, and one temporary folder for all its data workers, which
+    leave with it. (Each would have its own, and not remove it.) Raises ValueError for a machine that allows too few:
+    data workers would wait for ever."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = hard if hard != resource.RLIM_INFINITY else max(soft, 2**16)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < fewest:
+        raise ValueError(f"this shell allows {most} open files, and training needs {fewest}: ulimit -n 1024")
+    multiprocessing.util.get_temp_dir()
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from ..run import record, stop
 from ..run.processes import PROGRAM, complete
 
 SECONDS_TO_END = 150  # between asking a process to end and killing it; Slurm gives 180 (scripts/jobs.sbatch)
+DEAD_WORKER = "DataLoader worker (pid"  # how PyTorch's error begins
 SECONDS_TO_NEXT_LOOK = 5  # at a folder that another process holds
 
 
@@ -136,6 +137,11 @@ def run(
                         waiting.append(job)
                     else:
                         state, what = result(job, process.returncode, before)
+                        if DEAD_WORKER in what and job not in retried:  # for want of memory, perhaps: once more
+                            retried.add(job)
+                            waiting.append(job)
+                            echo(f"{title}: {job}: {what}; it is run once more")
+                            continue
                         note_end(job, state, f"{what}, {time.monotonic() - started:.0f} s")
                 time.sleep(0.1)
         finally:
