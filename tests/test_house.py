@@ -1,6 +1,7 @@
 """The package as a whole: what importing it brings in, and what an installed one holds."""
 
 import ast
+import email
 import importlib.metadata
 import os
 import re
@@ -8,10 +9,14 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import CONFIGS, PLUGIN, write_data
+
+import tupe
 
 ROOT = CONFIGS.parent
 TRAIN = """
@@ -126,3 +131,31 @@ def test_the_classes_for_transformers_name_every_file_of_the_model():
     classes, text = {"configuration_tupe", "modeling_tupe", "tokenization_tupe"}, {"text", "normaliser"}
     assert named("configuration_tupe") == model - classes - text
     assert named("tokenization_tupe") == text
+
+
+def test_version_and_newest_changes_agree():
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[1]
+    assert newest == tupe.__version__
+
+
+@pytest.mark.thorough
+def test_the_wheel_is_fit_for_an_index(tmp_path):
+    """Its metadata name authors and licence as CITATION.cff does, and no link of README.md is relative."""
+    left_out = shutil.ignore_patterns(".*", "*.egg-info", "outputs", "__pycache__", "build")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", symlinks=True, ignore=left_out)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, copy]
+    address = "https://example.org/tupe"
+    done = subprocess.run(list(map(str, command)), env={**os.environ, "TUPE_REPOSITORY": address}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    (wheel,) = tmp_path.glob("tupe-*.whl")
+    assert wheel.name == f"tupe-{tupe.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(archive.read(name))
+        assert not any(name.startswith(("lab/", "tests/")) for name in archive.namelist())
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert metadata["Author"] == citation["authors"][0]["name"] and citation["license"] in str(metadata.items())
+    text = metadata.get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links and [link for link in links if not link.startswith(("https://", "#"))] == []
+    assert f"]({address}/blob/v{tupe.__version__}/docs/start.md)" in text

@@ -2,7 +2,7 @@
 
 import sys
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # fairseq is loading its `--user-dir`. A script that imports `tupe` before fairseq imports `tupe.plugin` itself.
 if sys.modules.get("fairseq"):
