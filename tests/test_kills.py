@@ -22,6 +22,7 @@ from helpers import descendants, file_system, fork, has_ended, load, print_into,
 from tqdm import tqdm
 
 from tupe.cli import main
+from tupe.run.checksums import read_signed
 from tupe.run.folder import damage_in
 from tupe.run.record import read, state_of
 from tupe.sweep import runner
@@ -191,6 +192,7 @@ def test_preparing_a_corpus(tmp_path, disk, survive):
     settings = ["--vocab-size=200", "--valid-fraction=0.1", "--shard-mb=0.005", "--jobs=2"]
 
     def outcome(folder):
-        return {path.name: path.read_bytes() for path in folder.iterdir()}
+        told = read_signed(folder / "checksums.json")["files"]  # beside the command, which names the folder
+        return told, {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "checksums.json"}
 
     survive(["prepare", "corpus", str(tmp_path / "a.txt"), *settings], outcome, disk, seed=4)

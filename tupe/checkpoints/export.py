@@ -15,7 +15,7 @@ from ..common import options as choices
 from ..common.options import Command, shorten_list
 from ..common.prepared import tokenizer_files
 from ..positions import parse
-from ..run import record
+from ..run import checksums, record
 from ..run.checksums import write_sealed
 from ..schemes import SCHEMES
 from .trained import Trained, read_model
@@ -97,7 +97,7 @@ def publish(run: Path, data: Path) -> None:
     trained = read_model(found[0 if best else -1], mmap=True)
     if (run / "config.json").is_file() and record.updates_of(run) == trained.updates:
         return
-    for name in ("config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
+    for name in (checksums.NAME, "config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
         (run / name).unlink(missing_ok=True)
     text = tokenizer_files(data, trained.config.max_positions, code=False)
     write_sealed(run, files_of(trained, text, trained.choose_head(None)))

@@ -25,8 +25,8 @@ from ..common.options import Command, shorten
 from ..common.prepared import check_name, tasks_in
 from ..normaliser import SENTENCES
 from ..run import processes
-from ..run.checksums import seal
-from ..run.folder import naming, owned, write_atomically
+from ..run.checksums import about, seal
+from ..run.folder import PARTIAL, naming, owned, write_atomically
 from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
@@ -359,8 +359,11 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         **stats.data(),
     }
     write_report(out, manifest)
-    write_atomically(out / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
-    seal(out, [name for name in WRITTEN if (out / name).is_file()], command_line())
+    last = out / f"manifest.json{PARTIAL}"
+    write_atomically(last, json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+    written = [name for name in WRITTEN if name == "manifest.json" or (out / name).is_file()]
+    seal(out, written, command_line(), {"manifest.json": about(last)})
+    last.replace(out / "manifest.json")
     shutil.rmtree(out / "work")
     return manifest
 

@@ -75,11 +75,11 @@ def sha256(path: Path, progress: Callable[[int], Any] = lambda count: None) -> s
 
 def seal(folder: str | Path, names: Iterable[str], command: str = "", known: dict[str, dict] | None = None) -> None:
     """Note the checksums of files in a folder, beside those of others that are there. names: relative to it; command:
-    what made them; known: {name: what `about` said of the same content}."""
+    what made them; known: {name: what `about` said of the same content}, also of files that come after it."""
     folder, known = Path(folder), known or {}
     files = {name: known.get(name) or about(folder / name) for name in sorted(names)}
     old = read_signed(folder / NAME)["files"] if (folder / NAME).exists() else {}
-    files = {name: entry for name, entry in {**old, **files}.items() if (folder / name).is_file()}
+    files = {name: entry for name, entry in {**old, **files}.items() if name in files or (folder / name).is_file()}
     write_atomically(folder / NAME, signed({"version": __version__, "command": command, "files": files}))
 
 

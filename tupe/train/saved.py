@@ -69,6 +69,7 @@ def publish(checkpoint: Path, folder: Path) -> None:
     of updates, which `record.updates_of` reads."""
     known = checksums.read_signed(checkpoint / checksums.NAME)["files"]
     names = [name for name in known if name != OPTIMIZER]
+    (folder / checksums.NAME).unlink(missing_ok=True)  # of an earlier model, until all of this one is there
     for file in checkpoint.iterdir():
         if file.name in names:
             partial = folder / f"{file.name}{PARTIAL}"
