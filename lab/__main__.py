@@ -31,6 +31,7 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "synthetic": ("synthetic:command", "Find what encodings and normalisers can tell apart."),
     "numbering": ("synthetic:draw_numbering", "Draw what encodings can tell apart."),
     "lengths": ("lengths:command", "Find which encodings solve tasks on longer strings."),
+    "chaos": ("chaos:command", "Kill, stop and damage long commands at random; compare the bits."),
     "bench": (BENCH, "Measure speed and memory."),
 }
 
