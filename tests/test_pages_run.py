@@ -31,7 +31,6 @@ ELSEWHERE = {
     "--dask": "tests/corpus/test_engine.py, with a scheduler",
     "hydra/launcher=slurm": "needs Slurm; the same sweep without it: tests/plugin/test_launchers.py",
     "released.pt": "tests/checkpoints/test_convert.py, with the released code's files",
-    "--to released": "the same",
     "BERT_FOLDER": "tests/checkpoints/test_convert.py, with a Hugging Face BERT",
     "figure2": "the same",
     "KERPLE=": "the same command with two checkpoints, of the same page; this one needs twelve trainings",

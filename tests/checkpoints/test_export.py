@@ -317,7 +317,8 @@ def test_added_tokens(exported, tmp_path):
 
 def test_tokens_that_were_added(vocabulary, tmp_path):
     """The longest that fits, back and forth, in another process too; ids that mean nothing are <unk>."""
-    write_together(tmp_path, {**tokenizer_files(vocabulary, 64), **exports.modelling_code()})
+    text = tokenizer_files(vocabulary, 64)
+    write_together(tmp_path, {**text, **exports.modelling_code("t5", text)})
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
     tokenizer.add_tokens(["new", "newer"])
     ids = tokenizer("the newer mat new <mask>")["input_ids"]
