@@ -86,13 +86,17 @@ def keep_default(head: nn.Module) -> nn.Module:
     return head
 
 
-def check_mask(mask: Any, ids: Tensor) -> None:
-    """Raise ValueError for a mask that is not of the shape of ids [B, L]."""
-    if mask is not None and not isinstance(mask, Tensor):
+def check_mask(mask: Any, ids: Tensor, values: bool = False) -> None:
+    """Raise ValueError for a mask that is not of the shape of ids [B, L]. values: also for one of floats below 0."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor):
         raise ValueError(f"attention_mask must be a tensor, 0 at padding, not a {type(mask).__name__}")
-    if mask is not None and (mask.dim() != 2 or (not is_traced() and mask.shape != ids.shape)):
+    if mask.dim() != 2 or (not is_traced() and mask.shape != ids.shape):
         here, given = list(ids.shape), list(mask.shape)
         raise ValueError(f"attention_mask must be [batch, length], 0 at padding, here {here}, not {given}: all see all")
+    if values and mask.is_floating_point() and not is_traced() and (mask < 0).any():
+        raise ValueError("attention_mask must be 1 at tokens, 0 at padding; this one is to be added to logits")
 
 
 def first_token(mask: Tensor) -> Tensor:
@@ -175,10 +179,7 @@ class TupeModel(TupePreTrainedModel):
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
         input_ids, vectors = self.ids_and_vectors(input_ids, inputs_embeds)
         encoder, pad, length = self.encoder, self.config.pad_token_id, input_ids.size(1)
-        check_mask(attention_mask, input_ids)
-        of_floats = attention_mask is not None and attention_mask.is_floating_point() and not is_traced()
-        if of_floats and (attention_mask < 0).any():
-            raise ValueError("attention_mask must be 1 at tokens, 0 at padding; this one is to be added to logits")
+        check_mask(attention_mask, input_ids, values=True)
         is_pad = input_ids == pad
         mask = ~is_pad if attention_mask is None else attention_mask != 0
         first, is_word = first_token(mask), is_pad & mask

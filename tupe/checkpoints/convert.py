@@ -200,9 +200,10 @@ def bert_tokens(folder: str | Path, kind: str = "bert") -> tuple[torch.Tensor, d
 def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
     """A Hugging Face BERT or RoBERTa -> (a `bert_a` model, {name: content} of its dictionary and tokeniser).
 
-    The vector of token type 0 is added to the positions; RoBERTa's first is its third. Token ids change to fairseq's order: see `bert_tokens`.
-    BERT's next-sentence head is left out, and with a warning the heads of tokens and of answers. A classifier with a
-    pooler becomes the head sentence_classification_head. Raises ValueError for a model with anything else.
+    The vector of token type 0 is added to the positions; a RoBERTa's first is row 2 of its table. Token ids change to
+    fairseq's order: see `bert_tokens`. BERT's next-sentence head is left out, and with a warning the heads of tokens
+    and of answers. A classifier with a pooler becomes the head sentence_classification_head. Raises ValueError for a
+    model with anything else.
     """
     config, state = read_hugging_face(folder)
     if config.get("model_type") == "tupe":

@@ -14,6 +14,7 @@ import click
 from ..common import options as choices
 from ..common.options import Command, shorten_list
 from ..common.prepared import tokenizer_files
+from ..positions import bounded_schemes
 from ..run import record
 from ..run.folder import write_together
 from .trained import Trained, read_model
@@ -145,6 +146,9 @@ A text encoder with the position encoding `{position}` ([CLS] {cls}), exported f
 | | |
 |---|---|
 {rows}
+Limits: it fills masks or computes features of a text; it does not generate text. It may repeat errors and prejudices of
+its training text. It was not tested beyond the scores above.
+
 Licence: the code in this folder is MIT. What the weights may be used for also depends on the text of their training.
 """
 
@@ -158,8 +162,13 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
     facts = {"size": f"{sizes}, {parameters:,} parameters"}
     if label_range := trained.ranges.get(head):
         facts["answers"] = "numbers from {:g} to {:g}, as the labels of the fine-tuning".format(*label_range)
+    elif head:
+        facts["labels"] = ", ".join(f"{name} ({n})" for n, name in enumerate(trained.label_names(head)))
     if updates:
         facts["updates"] = f"{updates:,}"
+    facts["longest input"] = f"{model.max_positions} tokens in training" + (
+        "" if bounded_schemes(model.position) else "; the positions compute any length"
+    )
     manifest, content = data / "manifest.json", {}
     if manifest.is_file():
         content = json.loads(manifest.read_text(encoding="utf-8"))
@@ -179,6 +188,7 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
         what = f"{known.metric} on {known.task}" if known.metrics else f"loss in {known.loss_unit}"
         facts |= {f"{what}, validation": f"{entry[known.metric]:.4g}" for entry in here}
     if known:
+        facts |= {name.replace("_", " "): f"{value:,}" for name, value in known.budget.items() if value}
         facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
