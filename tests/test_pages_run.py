@@ -32,6 +32,7 @@ ELSEWHERE = {
     "hydra/launcher=slurm": "needs Slurm; the same sweep without it: tests/plugin/test_launchers.py",
     "released.pt": "tests/checkpoints/test_convert.py, with the released code's files",
     "BERT_FOLDER": "tests/checkpoints/test_convert.py, with a Hugging Face BERT",
+    "--checkpoint roberta": "the same",
     "figure2": "the same",
     "KERPLE=": "the same command with two checkpoints, of the same page; this one needs twelve trainings",
     "tupe predict ": "tests/evaluate/test_predict.py: needs a fine-tuned CoLA",
