@@ -14,7 +14,6 @@ WRITERS = {
     "checkpoint swap": ["--checkpoint={pretrained}", "--data={data}", "--position=untied", "--output={out}/a"],
     "checkpoint stretch": ["--checkpoint={pretrained}", "--length=40", "--output={out}/a"],
     "checkpoint export": ["--checkpoint={pretrained}", "--data={data}", "--output={out}"],
-    "checkpoint convert": ["--from={pretrained}", "--to=released", "--dict={data}/dict.txt", "--output={out}"],
     "prepare corpus": ["{source}/a.txt", "--output={out}", "--vocab-size=60", "--jobs=1", "--valid-fraction=0.3"],
     "prepare glue": ["--glue={source}/glue", "--data={data}", "--output={out}", "--jobs=1", "--tasks=RTE"],
     "minimal-pairs": ["{pretrained}", "--data={data}", "--pairs={source}/pairs.txt", "--output={out}"],

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from test_house import ROOT, run
+import torch
+from test_house import BLOCK, OPTIONAL, ROOT, run
 
-from tupe.checkpoints.export import AUTO
+from tupe.configuration_tupe import AUTO
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 ASK = """
 import json, sys, torch, transformers
 import tupe.hf
@@ -32,3 +33,63 @@ def test_folders_need_no_code_where_the_package_is_installed():
         model, tokenizer, word = out[folder]
         assert (model, tokenizer) == ("tupe.modeling_tupe", "tupe.tokenization_tupe") and word
     assert {auto: out[auto] for auto in AUTO.values()} == {auto: name for name, auto in AUTO.items()}
+
+
+SCHEME = """
+from tupe.positions import PositionScheme, register
+
+@register("bare_slope")
+class BareSlope(PositionScheme):
+    formula, paper = "-|i - j| / 8", "none"
+
+    def bias(self, positions, scale):
+        return positions.spread(-positions.offsets.abs().float().expand(2, -1) / 8)
+"""
+BARE = """
+import json, sys, torch, transformers
+assert not [name for name in sys.modules if name.partition(".")[0] == "tupe" and sys.modules[name]]
+for auto in ["AutoModel", "AutoModelForMaskedLM", "AutoModelForQuestionAnswering", "AutoModelForMultipleChoice",
+             "AutoModelForTokenClassification", "AutoModelForSequenceClassification"]:
+    model = getattr(transformers, auto).from_pretrained(
+        "saved", trust_remote_code=True, ignore_mismatched_sizes=True
+    ).eval()
+tokenizer = transformers.AutoTokenizer.from_pretrained("saved", trust_remote_code=True)
+model.save_pretrained("again")  # from there, too, it can be handed on
+model = transformers.AutoModelForSequenceClassification.from_pretrained("again", trust_remote_code=True).eval()
+with torch.no_grad():
+    print(json.dumps([model.config.id2label["1"] if "1" in model.config.id2label else model.config.id2label[1],
+                      model(**tokenizer("a b b", return_tensors="pt")).logits.tolist()]))
+"""
+
+
+@pytest.mark.thorough
+def test_a_saved_model_loads_where_this_package_is_not(tmp_path, monkeypatch):
+    """... with all its classes, a user's encoding, the labels' names and its tokeniser."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from tupe.hf import TupeConfig, TupeForSequenceClassification
+    from tupe.positions import SCHEMES, load_scheme_file
+
+    (tmp_path / "mine.py").write_text(SCHEME)
+    load_scheme_file(tmp_path / "mine.py")
+    try:
+        config = TupeConfig(
+            30, position="bare_slope+t5", hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=16, id2label={0: "bad", 1: "good"},
+        )  # fmt: skip
+        model = TupeForSequenceClassification(config).eval()
+        model.save_pretrained(tmp_path / "saved")
+    finally:
+        del SCHEMES["bare_slope"]
+    inner = Tokenizer(
+        models.WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>").save_pretrained(tmp_path / "saved")
+    assert "mine.py" in (tmp_path / "saved/own_schemes.py").read_text()
+    assert not (tmp_path / "saved/tokenization_tupe.py").exists()
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
+    name, logits = json.loads(run(BLOCK.format(names=["tupe", *OPTIONAL]) + BARE, cwd=tmp_path).splitlines()[-1])
+    assert name == "good"
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(logits), model(torch.tensor([[4, 5, 5]])).logits)

@@ -238,10 +238,18 @@ def test_attention_weights_and_the_two_parts_of_their_logits(position, ids):
     assert len(model(ids).attentions) == 2 and "attention_logits" not in model(ids)
 
 
-@pytest.mark.parametrize("shape", [(2, 8, 8), (2, 1, 8, 8)])
-def test_masks_of_pairs_are_refused_in_a_line(shape):
-    with pytest.raises(ValueError, match=r"attention_mask must be \[batch, length\], 0 at padding, not \[2, "):
-        make()(IDS, attention_mask=torch.ones(shape))
+@pytest.mark.parametrize(
+    "mask, message",
+    [
+        (torch.ones(2, 8, 8), r"be \[batch, length\], 0 at padding, here \[2, 8\], not \[2, 8, 8\]"),
+        (torch.ones(2, 5), r"here \[2, 8\], not \[2, 5\]"),
+        (torch.zeros(2, 8).index_fill(1, torch.tensor(7), -1e9), "this one is to be added to logits"),
+        ([[1] * 8] * 2, "be a tensor, 0 at padding, not a list"),
+    ],
+)
+def test_masks_of_a_wrong_kind_or_shape_are_refused_in_a_line(mask, message):
+    with pytest.raises(ValueError, match=f"attention_mask .*{message}"):
+        make(modeling.TupeForSequenceClassification)(IDS, attention_mask=mask)
 
 
 @pytest.mark.parametrize("kind", KINDS)

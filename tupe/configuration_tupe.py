@@ -1,5 +1,8 @@
 """The configuration of an encoder in the transformers library."""
 
+import inspect
+import re
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -16,9 +19,10 @@ from .encoder import Encoder  # noqa: F401
 from .losses import lm_loss  # noqa: F401
 from .model_config import ModelConfig, names_in
 from .names import cls_beside
+from .own_schemes import FILES  # noqa: F401
 from .packing import Packing  # noqa: F401
-from .positions import Positions  # noqa: F401
-from .schemes import SCHEMES  # noqa: F401
+from .positions import FAMILIES, parse
+from .schemes import SCHEMES
 from .schemes_absolute import Absolute  # noqa: F401
 from .schemes_bias import T5  # noqa: F401
 from .schemes_common import Table  # noqa: F401
@@ -30,6 +34,43 @@ from .triton_attention import attention  # noqa: F401
 from .windows import Chunks  # noqa: F401
 
 NAMES = names_in("hugging_face")  # our option -> its name in config.json
+# model class -> its auto class in transformers
+AUTO = {
+    "TupeModel": "AutoModel",
+    "TupeForMaskedLM": "AutoModelForMaskedLM",
+    "TupeForSequenceClassification": "AutoModelForSequenceClassification",
+    "TupeForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "TupeForTokenClassification": "AutoModelForTokenClassification",
+    "TupeForMultipleChoice": "AutoModelForMultipleChoice",
+}
+AUTO_MAP = {"AutoConfig": "configuration_tupe.TupeConfig"} | {
+    auto: f"modeling_tupe.{name}" for name, auto in AUTO.items()
+}
+
+
+def own_code(position: str) -> dict[str, str]:
+    """{file: code} of the user's encodings in `position`, for a folder that is loaded without this package: the files
+    that define them, as one, which imports its neighbours. Nothing where there are none, or where they come from such a
+    folder. Raises ValueError for code that cannot move."""
+    modules = {SCHEMES[part.name].__module__: part.name for part in parse(position)}
+    own = {module: name for module, name in modules.items() if module.rpartition(".")[2] not in (*FAMILIES, OWN)}
+    codes, files = [], []
+    for module, name in own.items():
+        try:
+            file, code = str(inspect.getsourcefile(sys.modules[module])), inspect.getsource(sys.modules[module])
+        except (KeyError, OSError, TypeError):
+            raise ValueError(
+                f"the encoding {name} is not in a file: its code cannot be saved; write it to one"
+            ) from None
+        code = re.sub(r"^(\s*from )tupe(\.\w+ import )", r"\1\2", code, flags=re.MULTILINE)
+        if line := re.search(r"^\s*(?:import|from)\s+tupe\b.*", code, re.MULTILINE):
+            raise ValueError(f"{file}: {line[0].strip()!r} cannot be saved; write `from tupe.MODULE import NAME`")
+        files.append(file.replace("\\", "/").rpartition("/")[2])
+        codes.append(f"# A user's own code, not the project's: {files[-1]}\n{code.rstrip()}\n")
+    return {f"{OWN}.py": "\n\n".join([*codes, f"FILES = {files}\n"])} if own else {}
+
+
+OWN = "own_schemes"  # the module for it
 
 
 class TupeConfig(PretrainedConfig):
@@ -43,6 +84,7 @@ class TupeConfig(PretrainedConfig):
     """
 
     model_type = "tupe"
+    _auto_class = "AutoConfig"  # it is saved with its code
 
     def __init__(
         self,

@@ -1,18 +1,11 @@
 """The door for users of transformers: `import tupe.hf` makes its Auto classes know this package's, so that
 `AutoModel.from_pretrained(FOLDER)` needs no code in the folder, and no `trust_remote_code`."""
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+import transformers
+from transformers import AutoConfig, AutoTokenizer
 
-from .configuration_tupe import TupeConfig
+from . import modeling_tupe
+from .configuration_tupe import AUTO, TupeConfig
 from .modeling_tupe import (
     TupeForMaskedLM,
     TupeForMultipleChoice,
@@ -29,10 +22,6 @@ __all__ = [
 ]  # fmt: skip
 
 AutoConfig.register(TupeConfig.model_type, TupeConfig)
-AutoModel.register(TupeConfig, TupeModel)
-AutoModelForMaskedLM.register(TupeConfig, TupeForMaskedLM)
-AutoModelForSequenceClassification.register(TupeConfig, TupeForSequenceClassification)
-AutoModelForQuestionAnswering.register(TupeConfig, TupeForQuestionAnswering)
-AutoModelForTokenClassification.register(TupeConfig, TupeForTokenClassification)
-AutoModelForMultipleChoice.register(TupeConfig, TupeForMultipleChoice)
+for name, auto in AUTO.items():
+    getattr(transformers, auto).register(TupeConfig, getattr(modeling_tupe, name))
 AutoTokenizer.register(TupeConfig, fast_tokenizer_class=TupeTokenizer)

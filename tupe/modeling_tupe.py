@@ -5,6 +5,7 @@ B batch, L sequence length, C width, V vocabulary.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from .attention import Recorder
 from .backend_sdpa import Sdpa
-from .configuration_tupe import TupeConfig
+from .configuration_tupe import AUTO_MAP, TupeConfig, own_code
 from .cpu import Linear, linear
 from .encoder import ClassificationHead, Encoder, LMHead, init_bert, of_cls, second_segment
 from .positions import parameter_groups
@@ -54,6 +55,13 @@ class TupePreTrainedModel(PreTrainedModel):
         """Parameters for an optimizer; see positions.py. Trainer's own groups decay some that must not be."""
         return parameter_groups(self, weight_decay)
 
+    def save_pretrained(self, save_directory: str | Path, *args: Any, **options: Any) -> None:
+        """As every model's, with the code, a user's encodings too: the folder loads where this package is not."""
+        own, self.config.auto_map = own_code(self.config.position), dict(AUTO_MAP)
+        super().save_pretrained(save_directory, *args, **options)
+        for name, code in own.items():
+            Path(save_directory, name).write_text(code, encoding="utf-8")
+
     @classmethod
     def from_pretrained(
         cls, *args: Any, output_loading_info: bool = False, **kwargs: Any
@@ -76,6 +84,19 @@ def keep_default(head: nn.Module) -> nn.Module:
     for module in head.modules():
         module.of_head = isinstance(module, nn.Linear)
     return head
+
+
+def check_mask(mask: Any, ids: Tensor, values: bool = False) -> None:
+    """Raise ValueError for a mask that is not of the shape of ids [B, L]. values: also for one of floats below 0."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"attention_mask must be a tensor, 0 at padding, not a {type(mask).__name__}")
+    if mask.dim() != 2 or (not is_traced() and mask.shape != ids.shape):
+        here, given = list(ids.shape), list(mask.shape)
+        raise ValueError(f"attention_mask must be [batch, length], 0 at padding, here {here}, not {given}: all see all")
+    if values and mask.is_floating_point() and not is_traced() and (mask < 0).any():
+        raise ValueError("attention_mask must be 1 at tokens, 0 at padding; this one is to be added to logits")
 
 
 def first_token(mask: Tensor) -> Tensor:
@@ -158,11 +179,9 @@ class TupeModel(TupePreTrainedModel):
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
         input_ids, vectors = self.ids_and_vectors(input_ids, inputs_embeds)
         encoder, pad, length = self.encoder, self.config.pad_token_id, input_ids.size(1)
+        check_mask(attention_mask, input_ids, values=True)
         is_pad = input_ids == pad
         mask = ~is_pad if attention_mask is None else attention_mask != 0
-        if mask.dim() != 2:
-            shape = list(mask.shape)
-            raise ValueError(f"attention_mask must be [batch, length], 0 at padding, not {shape}: all see all")
         first, is_word = first_token(mask), is_pad & mask
         if is_traced():
             shift, num_tokens, pad_is_word = True, None, attention_mask is not None
@@ -250,6 +269,7 @@ class TupeWithHead(TupePreTrainedModel):
     ) -> TupeOutput:
         """Features [B, C] of each sequence's first token."""
         ids, _ = self.tupe.ids_and_vectors(input_ids, options.get("inputs_embeds"))
+        check_mask(attention_mask, ids)
         mask = ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
         output_indices = of_cls(ids) + first_token(mask)
         return self.features(input_ids, attention_mask, options | {"output_indices": output_indices})

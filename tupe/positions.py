@@ -471,7 +471,8 @@ class Positions(nn.ModuleDict):
         if length > self.dims.max_positions and (bounded := bounded_schemes(self.name)):
             raise ValueError(
                 f"a sequence of {length} tokens exceeds the limit of {self.dims.max_positions} positions, for which "
-                f"{' and '.join(bounded)} has vectors; `tupe checkpoint stretch` makes more of them"
+                f"{' and '.join(bounded)} has vectors: cut the text (a tokeniser's `truncation=True, "
+                f"max_length={self.dims.max_positions}`), or let `tupe checkpoint stretch` make more of them"
             )
         return TokenPositions(length, next((p.device for p in self.parameters()), "cpu") if device is None else device)
 

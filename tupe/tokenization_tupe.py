@@ -101,6 +101,7 @@ class TupeTokenizer(PreTrainedTokenizerFast):
 
     vocab_files_names = {f"{name.split('.')[0]}_file": name for name in PaperText.FILES}
     model_input_names = ["input_ids", "attention_mask"]
+    _auto_class = "AutoTokenizer"  # it is saved with its code
 
     def __init__(self, dict_file: str | Path, **options: Any):
         for name in self.vocab_files_names:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from tupe.checkpoints import convert
+from tupe.checkpoints.swap import swap_position
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 from tupe.common.architectures import SIZES, architecture_of, with_size
@@ -84,7 +85,7 @@ def converted(which, tmp_path):
     # the file format of torch < 1.6, as fairseq 0.9 wrote it
     path = save(state, tmp_path / "released.pt", _use_new_zipfile_serialization=False)
     dictionary = write_dictionary(tmp_path / "dict.txt", len(state["model"]["decoder.lm_head.bias"]))
-    return convert.convert(path, "tupe", dictionary, tmp_path / "out"), state
+    return convert.convert(path, dictionary, tmp_path / "out"), state
 
 
 def equal(ours, theirs):
@@ -104,22 +105,6 @@ def test_released_checkpoint_gives_the_released_numbers(which, converted):
         equal(model.tupe(tokens).last_hidden_state[real], expected["features"][real.numpy()])
         equal(model(tokens).logits[real], expected["logits"][real.numpy()])
         equal(classifier(tokens).logits, expected["cls_logits"])
-
-
-def test_back_to_the_released_code_is_the_identity(converted, tmp_path):
-    folder, state = converted
-    back = torch.load(
-        convert.convert(folder, "released", None, tmp_path / "back") / "checkpoint.pt", weights_only=False
-    )
-    assert back["model"].keys() == state["model"].keys()
-    for key, value in state["model"].items():
-        assert torch.equal(back["model"][key], value), key
-    assert all(
-        vars(back["args"])[key] == value for key, value in vars(state["args"]).items() if key not in ("data", "lr")
-    )
-    again = convert.convert(tmp_path / "back" / "checkpoint.pt", "tupe", None, tmp_path / "again")
-    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    assert (again / "config.json").read_bytes() == (folder / "config.json").read_bytes()
 
 
 def test_variants_of_the_released_code(which):
@@ -144,9 +129,9 @@ def test_what_cannot_be_converted_is_said(which, tmp_path):
     vocabulary = len(state["model"]["decoder.lm_head.bias"])
     path, short = save(state, tmp_path / "r.pt"), write_dictionary(tmp_path / "short.txt", vocabulary - 1)
     with pytest.raises(ValueError, match=f"makes {vocabulary - 1} types, the model has {vocabulary}"):
-        convert.convert(path, "tupe", short, tmp_path / "out")
+        convert.convert(path, short, tmp_path / "out")
     with pytest.raises(ValueError, match="dictionary not found"):
-        convert.convert(path, "tupe", tmp_path / "none.txt", tmp_path / "out")
+        convert.convert(path, tmp_path / "none.txt", tmp_path / "out")
     state["model"]["decoder.extra"] = torch.ones(1)
     with pytest.raises(ValueError, match="without a counterpart: decoder.extra"):
         convert.from_released(save(state, tmp_path / "x.pt"))
@@ -202,17 +187,9 @@ def test_what_the_command_refuses(converted, tmp_path):
         return result.output
 
     assert "is a model of this project already" in said("again")
-    assert "--heads is only for" in said("again", "--to=released", "--heads=4")
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there" / "checkpoint.pt").write_text("theirs")
-    assert "checkpoint.pt exists already" in said("there", "--to=released")
-    lines = (folder / "dict.txt").read_text().splitlines()
-    write = (tmp_path / "swapped.txt").write_text
-    write("\n".join([lines[1], lines[0], *lines[2:]]) + "\n")
-    assert "other ones or in another order" in said("again", "--to=released", f"--dict={tmp_path / 'swapped.txt'}")
     small_bert(tmp_path / "bert")
-    assert "--dict cannot be given for a BERT" in said("again", f"--dict={folder}/dict.txt", source=tmp_path / "bert")
-    assert not (tmp_path / "again").exists() and [*(tmp_path / "there").iterdir()] == [tmp_path / "there/checkpoint.pt"]
+    assert "--dict and --heads are only for" in said("again", f"--dict={folder}/dict.txt", source=tmp_path / "bert")
+    assert not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize(
@@ -279,12 +256,58 @@ def test_bert_has_equal_hidden_states(tmp_path, kind):
         torch.testing.assert_close(head(ours).logits, theirs.logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["MaskedLM", "SequenceClassification"])
+@pytest.mark.parametrize("of", ["Roberta", "XLMRoberta"])
+def test_a_roberta_comes_with_its_pieces(of, kind, tmp_path):
+    """From text to logits, with a tokeniser of bytes; and its encoding can be exchanged."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    inner = tokenizers.ByteLevelBPETokenizer()
+    inner.train_from_iterator(["the cat sat on the mat"] * 9, vocab_size=270, special_tokens=special)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner._tokenizer, bos_token="<s>", cls_token="<s>", eos_token="</s>", sep_token="</s>",
+        pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",
+    )  # fmt: skip
+    theirs.backend_tokenizer.post_processor = tokenizers.processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    theirs.save_pretrained(tmp_path / "theirs")
+    config = getattr(transformers, f"{of}Config")(
+        vocab_size=len(theirs), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=22, type_vocab_size=1, num_labels=3, pad_token_id=1, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    roberta = getattr(transformers, f"{of}For{kind}")(config).eval()
+    with torch.no_grad():
+        for p in roberta.parameters():
+            p.add_(torch.randn(p.shape) * 0.1)
+    roberta.save_pretrained(tmp_path / "theirs")
+    convert.convert(tmp_path / "theirs", None, tmp_path / "ours")
+    ours = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "ours")
+    model = (TupeForMaskedLM if kind == "MaskedLM" else TupeForSequenceClassification).from_pretrained(
+        tmp_path / "ours"
+    )
+    assert model.config.max_position_embeddings == 20
+    texts = ["the cat <mask> \u00e9", "mat"], ["on", "the mat"]
+    mine, other = (tokenizer(*texts, padding=True, return_tensors="pt") for tokenizer in (ours, theirs))
+    names = [ours.convert_ids_to_tokens(row) for row in mine["input_ids"]]
+    assert names == [theirs.convert_ids_to_tokens(row) for row in other["input_ids"]]
+    other = {key: value for key, value in other.items() if key != "token_type_ids"}
+    with torch.no_grad():
+        got, expected = model.eval()(**mine).logits, roberta(**other).logits
+    if kind == "MaskedLM":
+        real = mine["attention_mask"] == 1
+        order = theirs.convert_tokens_to_ids(ours.convert_ids_to_tokens(range(len(ours))))
+        got, expected = got[real], expected[real][:, order]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    swapped = swap_position(read_model(tmp_path / "ours"), "rope")
+    assert torch.equal(swapped.weights["encoder.tokens.weight"], model.tupe.encoder.tokens.weight)
+
+
 def test_weights_that_are_not_finite_are_refused(tmp_path):
     """As a diverged training leaves them."""
     small_bert(tmp_path / "bert")
     change(tmp_path / "bert", "bert.encoder.layer.1.output.dense.bias", lambda value: value * math.inf)
     with pytest.raises(ValueError, match=r"NaN or infinite, in tupe.encoder.layers.1.fc2.bias: "):
-        convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
+        convert.convert(tmp_path / "bert", None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -329,7 +352,7 @@ def test_tokens_that_were_added_to_a_bert_stay(file, tmp_path, caplog):
         theirs.backend_tokenizer.save(str(tmp_path / "bert" / file))
     else:
         (tmp_path / "bert" / file).write_text(json.dumps({"vaccine": len(tokens) + 1, "covid": len(tokens)}))
-    convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "ours")
+    convert.convert(tmp_path / "bert", None, tmp_path / "ours")
     assert "leaving out 2 vectors that belong to no token" in caplog.text
     encoder, weights = TextEncoder(tmp_path / "ours"), read_model(tmp_path / "ours").weights
     table, old = weights["encoder.tokens.weight"], bert.get_input_embeddings().weight
@@ -354,7 +377,7 @@ def test_a_bert_with_its_own_tokeniser(cased, vocab, tmp_path):
     else:
         (tmp_path / "bert" / "vocab.txt").unlink()
         theirs.save_pretrained(tmp_path / "bert")
-    convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
+    convert.convert(tmp_path / "bert", None, tmp_path / "out")
     ours = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "out")
     model = TupeForMaskedLM.from_pretrained(tmp_path / "out").eval()
     texts = ["t3 t7 [MASK] T9 t\u00e9 \u4e00t4 zebra", "t1"]
@@ -393,7 +416,7 @@ def test_a_bert_frames_texts_whatever_its_file_says(frame, tmp_path):
     if frame == "none":
         content["post_processor"] = None
     (tmp_path / "bert" / "tokenizer.json").write_text(json.dumps(content))
-    convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "ours")
+    convert.convert(tmp_path / "bert", None, tmp_path / "ours")
     ours = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "ours")
     assert ours("t1", "t2")["input_ids"] == [0, ours.vocab["t1"], 2, ours.vocab["t2"], 2]
     assert ours.cls_token == "[CLS]" and ours.mask_token_id == len(tokens) - 1
@@ -420,7 +443,7 @@ def test_a_bert_that_lacks_something_is_refused(tmp_path, lost, message):
     small_bert(tmp_path / "bert", "BertModel")
     change(tmp_path / "bert", lost, lambda value: None)
     with pytest.raises(ValueError, match=message):
-        convert.convert(tmp_path / "bert", "tupe", None, tmp_path / "out")
+        convert.convert(tmp_path / "bert", None, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["decoder.weight", "decoder.bias"])

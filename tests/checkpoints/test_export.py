@@ -225,12 +225,16 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
     manifest = {"counts": {"documents kept": 1234, "tokens": 56789}, "vocab_size": 70}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     scores = [{"split": "valid", "num_updates": n, "pearson": value} for n, value in ((5, 81.25), (9, 80))]
-    Record("STS-B", splits=["valid"], metrics=["pearson"], scores=scores, command="tupe finetune").save(tmp_path)
+    Record(
+        "STS-B", splits=["valid"], metrics=["pearson"], scores=scores, command="tupe finetune", budget={"max_epoch": 3}
+    ).save(tmp_path)
     trained = replace(read_model(checkpoint), updates=5, path=tmp_path)
     card = model_card(trained, tmp_path)
     assert "`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`" in card
     assert "`import tupe.hf; AutoModel.from_pretrained(FOLDER)`" in model_card(trained, tmp_path, code=False)
     assert "1,234 documents, 56,789 words" in card and "| pearson on STS-B, validation | 81.25 |" in card
+    assert "| longest input | 40 tokens in training |" in card and "| max epoch | 3 |" in card
+    assert "| labels | LABEL_0 (0), LABEL_1 (1)" in model_card(trained, tmp_path, "rte")
     for updates in (0, 7):  # stretched, averaged; from another folder
         assert "validation |" not in model_card(replace(trained, updates=updates), tmp_path)
 
@@ -317,7 +321,8 @@ def test_added_tokens(exported, tmp_path):
 
 def test_tokens_that_were_added(vocabulary, tmp_path):
     """The longest that fits, back and forth, in another process too; ids that mean nothing are <unk>."""
-    write_together(tmp_path, {**tokenizer_files(vocabulary, 64), **exports.modelling_code()})
+    text = tokenizer_files(vocabulary, 64)
+    write_together(tmp_path, {**text, **exports.modelling_code("t5", text)})
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
     tokenizer.add_tokens(["new", "newer"])
     ids = tokenizer("the newer mat new <mask>")["input_ids"]

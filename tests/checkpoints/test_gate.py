@@ -449,7 +449,6 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "extrapolate": "{path} --data={data} --output={out}",
     "checkpoint average": "{path} {path} --output={out}",
     "checkpoint convert": "--from={path} --dict={data}/dict.txt --output={out}",
-    "checkpoint convert --to released": "--from={path} --dict={data}/dict.txt --output={out}",
     "checkpoint export": "--checkpoint={path} --data={data} --output={out}",
     "checkpoint stretch": "--checkpoint={path} --length=40 --output={out}",
     "checkpoint swap": "--checkpoint={path} --position=t5 --data={data} --output={out}",

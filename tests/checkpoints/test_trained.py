@@ -104,22 +104,13 @@ def test_no_command_needs_fairseq(pretrained, folder, vocabulary, tmp_path):
             ["checkpoint", "stretch", model, "--length=40", f"--output={out}/stretched"],
             ["checkpoint", "swap", model, "--position=alibi", f"--output={out}/swapped"],
             ["checkpoint", "export", model, f"--output={out}/exported", f"--data={vocabulary}"],
-            [
-                "checkpoint",
-                "convert",
-                f"--from={path}",
-                "--to=released",
-                f"--dict={vocabulary}/dict.txt",
-                f"--output={out}/released",
-            ],
-            ["checkpoint", "convert", f"--from={out}/released/checkpoint.pt", f"--output={out}/converted"],
         ]
     before = {path: path.stat().st_mtime_ns for path in (pretrained.parent, folder, *folder.iterdir())}
     text = textwrap.dedent(WITHOUT).format(commands=[[str(word) for word in words] for words in commands])
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert before == {path: path.stat().st_mtime_ns for path in before}
-    for name in ("mean", "stretched", "swapped", "exported", "converted"):
+    for name in ("mean", "stretched", "swapped", "exported"):
         one, two = (tmp_path / form / name / "model.safetensors" for form in ("file", "folder"))
         assert one.read_bytes() == two.read_bytes()
     assert read_model(tmp_path / "file" / "swapped").config.position == "alibi"

@@ -1,11 +1,10 @@
-"""Weights from and to other code: the released TUPE code, and Hugging Face's BERT.
+"""Weights from other code: the released TUPE code, and Hugging Face's BERT and RoBERTa.
 
 Conversion renames tensors; comments explain the exceptions. Before a converted model is written, it is built from its
 tensors.
 """
 
 import argparse
-import io
 import logging
 import re
 import tempfile
@@ -19,21 +18,17 @@ from ..common.options import FILE, Command
 from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import ModelConfig
-from ..run.checksums import write_sealed
-from ..run.record import command_line
 from ..text import MASK, TextEncoder, load_tokenizer
 from .export import export
 from .trained import (
     CLASSIFIER,
     EXPORTED,
-    FINGERPRINT,
     HEADS,
     NAMES,
     Trained,
     check_dictionary,
     keep_labels,
     read_hugging_face,
-    read_model,
 )  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -117,16 +112,6 @@ def weights_from_released(state: dict) -> tuple[dict, dict]:
     return weights, options
 
 
-def weights_to_released(weights: dict) -> dict:
-    """Our model state -> that of the released code. Raises ValueError if the tensors are not those of TUPE-A or -R."""
-    table = [(ours, theirs) for theirs, ours in RELEASED]
-    state = {rename(key, table): value for key, value in weights.items() if key != FINGERPRINT}
-    if unknown := sorted(key for key in state if not key.startswith(("decoder.", "classification_heads."))):
-        raise ValueError(f"the released code has no counterpart of: {', '.join(unknown[:5])}")
-    state["decoder.lm_head.weight"] = state[BODY + "embed_tokens.weight"]
-    return state
-
-
 RELEASED_OPTIONS = [
     "layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "activation_dropout",
     "pooler_dropout",
@@ -157,36 +142,6 @@ def from_released(path: str | Path, heads: int | None = None) -> Trained:
     return Trained(ModelConfig(**options), weights, path=Path(path))
 
 
-def to_released(trained: Trained) -> dict:
-    """Our model -> a checkpoint that the released code reads (its options as an `argparse.Namespace`).
-
-    The released code has only TUPE-A and TUPE-R with untied [CLS], Transformer layers and softmax. Raises ValueError
-    for other models.
-    """
-    model, relative = trained.config, trained.config.position == "untied+t5"
-    possible = {"cls": "untied", "block": "transformer", "normaliser": "softmax", "layer_norm_eps": 1e-5}
-    own = {name: getattr(model, name) for name in possible} | model.unlike_bert()
-    if own != possible or not (relative or model.position == "untied"):
-        raise ValueError(f"the released code has TUPE-A and TUPE-R only, not {dict(position=model.position, **own)}")
-    if trained.more:
-        raise ValueError("the released code has no ELECTRA")
-    args = argparse.Namespace(
-        **{NAMES[name]: getattr(model, name) for name in RELEASED_OPTIONS},
-        arch="bert_large" if model.layers == 24 else "bert_base", task="masked_lm", criterion="masked_lm", data=".",
-        tokens_per_sample=trained.task.get("tokens_per_sample", model.max_positions), activation_fn="gelu",
-        encoder_normalize_before=False, embedding_normalize=True, rel_pos=relative, mask_prob=0.15,
-        leave_unmasked_prob=0.1, random_token_prob=0.1, mask_whole_words=False, sample_break_mode="complete", seed=1,
-    )  # fmt: skip
-    history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}
-    return {
-        "args": args,
-        "model": weights_to_released(trained.weights),
-        "optimizer_history": [history],
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0}, "val_loss": None},
-        "last_optimizer_state": None,
-    }
-
-
 # ------------------------------------------------------------------------------------------------------ Hugging Face
 
 
@@ -204,27 +159,38 @@ BERT = [  # (a part of a name in BERT, the same part in ours)
     ("cls.predictions.transform.LayerNorm.", "lm_head.norm."),
     ("cls.predictions.bias", "lm_head.bias"),
 ]
-BERT_ALWAYS = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+BERT_ALWAYS = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+ROBERTA = [  # (a part of a name in RoBERTa, the same part in BERT)
+    ("classifier.dense.", "pooler.dense."),
+    ("classifier.out_proj.", "classifier."),
+    ("lm_head.dense.", "cls.predictions.transform.dense."),
+    ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
+    ("lm_head.decoder.", "cls.predictions.decoder."),
+    ("lm_head.bias", "cls.predictions.bias"),
+]
+KINDS = ("bert", "roberta", "xlm-roberta")  # model_type
 BERT_OPTIONS = {  # name in config.json, which is also that of our export -> our option
     EXPORTED[option]: option
     for option in ("layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "layer_norm_eps")
 }
 
 
-def bert_tokens(folder: str | Path) -> tuple[torch.Tensor, dict[str, str]]:
+def bert_tokens(folder: str | Path, kind: str = "bert") -> tuple[torch.Tensor, dict[str, str]]:
     """The ids of a BERT's folder in the order of our dictionary, and {name: content} of that dictionary and of the
-    tokeniser with our ids. Both texts of a pair are of the one segment that the model has. Raises ValueError for a
-    folder without a tokeniser of the library `tokenizers`, and for ids with gaps."""
+    tokeniser with our ids. Both texts of a pair are of the one segment that the model has; a RoBERTa frames them as
+    this project does. Raises ValueError for a folder without a tokeniser of the library `tokenizers`, and for ids with
+    gaps."""
     from tokenizers import processors
 
     content, roles, file = their_tokenizer(folder)
     theirs, tokenizer = (load_tokenizer(text, file) for text in (content, with_our_ids(content, roles, file)))
     ids, begin, end = theirs.get_vocab(), roles["<s>"], roles["</s>"]
     if roles["<unk>"] is None or sorted(ids.values()) != list(range(len(ids))):
-        raise ValueError(f"{file} is not a BERT's: it must have an unknown token, and ids without gaps")
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[begin, "$A", end], pair=[begin, "$A", end, "$B:0", end], special_tokens=[(begin, 0), (end, 2)]
-    )
+        raise ValueError(f"{file} is not a BERT's or RoBERTa's: it must have an unknown token, and ids without gaps")
+    if kind == "bert":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[begin, "$A", end], pair=[begin, "$A", end, "$B:0", end], special_tokens=[(begin, 0), (end, 2)]
+        )
     ours, types = tokenizer.to_str(), tokenizer.get_vocab()
     symbols = [name for name in names_in_dictionary(ours)[len(TextEncoder.SPECIALS) :] if name != MASK]
     order = torch.tensor([ids[token] for token in sorted(types, key=types.get)])
@@ -232,22 +198,33 @@ def bert_tokens(folder: str | Path) -> tuple[torch.Tensor, dict[str, str]]:
 
 
 def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
-    """A Hugging Face BERT -> (a `bert_a` model, {name: content} of its dictionary and tokeniser).
+    """A Hugging Face BERT or RoBERTa -> (a `bert_a` model, {name: content} of its dictionary and tokeniser).
 
-    The vector of token type 0 is added to the positions. Token ids change to fairseq's order: see `bert_tokens`.
-    BERT's next-sentence head is left out, and with a warning the heads of tokens and of answers. A classifier with a
-    pooler becomes the head sentence_classification_head. Raises ValueError for a model with anything else.
+    The vector of token type 0 is added to the positions; a RoBERTa's first is row 2 of its table. Token ids change to
+    fairseq's order: see `bert_tokens`. BERT's next-sentence head is left out, and with a warning the heads of tokens
+    and of answers. A classifier with a pooler becomes the head sentence_classification_head. Raises ValueError for a
+    model with anything else.
     """
     config, state = read_hugging_face(folder)
     if config.get("model_type") == "tupe":
         raise ValueError(f"{folder} is a model of this project already: every command takes it as it is")
+    if (kind := config.get("model_type", "bert")) not in KINDS:
+        raise ValueError(f"{folder}: model_type is {kind!r}; valid: {', '.join(KINDS)}")
     for key, value in BERT_ALWAYS.items():
         if config.get(key, value) != value:
             raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
     if missing := [key for key in BERT_OPTIONS if key not in config]:
         raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
-    order, text = bert_tokens(folder)
-    state = {key.removeprefix("bert."): value.float() for key, value in state.items() if value.is_floating_point()}
+    order, text = bert_tokens(folder, kind)
+    state = {
+        key.removeprefix("bert.").removeprefix("roberta."): value.float()
+        for key, value in state.items() if value.is_floating_point()
+    }  # fmt: skip
+    if kind != "bert":
+        state = {rename(key, ROBERTA): value for key, value in state.items()}
+        table, first = "embeddings.position_embeddings.weight", config.get("pad_token_id", 1) + 1
+        state[table] = state[table][first:]  # those before it are of padding
+        config["max_position_embeddings"] = len(state[table])
     state = {
         key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
         for key, value in state.items()
@@ -304,30 +281,21 @@ def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
 
 
 def convert(
-    source: str | Path, target: str, dictionary: str | Path | None, output: str | Path, heads: int | None = None
+    source: str | Path, dictionary: str | Path | None, output: str | Path, heads: int | None = None
 ) -> Path:  # fmt: skip
     """Convert a checkpoint as `tupe checkpoint convert` does; returns the folder written.
 
     dictionary: None for the dict.txt beside the checkpoint. heads: see `from_released`. Raises ValueError for an option
-    that does not apply to this source and target.
+    that does not apply to this source.
     """
     source, output = Path(source), Path(output)
-    file = Path(dictionary or (source if source.is_dir() else source.parent) / "dict.txt")
-    if heads and (target == "released" or source.is_dir()):
-        raise ValueError("--heads is only for a checkpoint of the released code: leave it out")
-    if target == "released":
-        trained = read_model(source)
-        check_dictionary(trained.weights, file)
-        checkpoint = io.BytesIO()
-        torch.save(to_released(trained), checkpoint)
-        write_sealed(output, {"dict.txt": file.read_bytes(), "checkpoint.pt": checkpoint.getvalue()}, command_line())
-        return output
     if source.is_dir():
-        if dictionary:
-            raise ValueError("--dict cannot be given for a BERT, whose folder has its own: leave it out")
+        if dictionary or heads:
+            raise ValueError("--dict and --heads are only for a checkpoint of the released code: leave them out")
         trained, text = from_bert(source)
     else:
         trained = from_released(source, heads)
+        file = Path(dictionary or source.parent / "dict.txt")
         check_dictionary(trained.weights, file)
         text = {"dict.txt": file.read_text(encoding="utf-8")}
     trained.model()  # raises ValueError unless the tensors are all that it describes
@@ -342,20 +310,17 @@ def convert(
 @click.option(
     "--from", "source", type=click.Path(), required=True, help="The checkpoint, or the folder of a Hugging Face model."
 )
-@click.option("--to", "target", type=click.Choice(["tupe", "released"]), default="tupe", show_default=True,
-              help="What to write: a model of this project, or a checkpoint of the released TUPE code.")  # fmt: skip
 @click.option("--dict", "dictionary", type=FILE, help="The model's dict.txt (default: the one beside it).")
 @click.option(
     "--heads", type=click.IntRange(1), help="The number of attention heads, if the checkpoint does not say it."
 )
 @options.output("The folder to write.")
-def command(source, target, dictionary, heads, output):
-    """Convert checkpoints of other code to this project's form, a folder that every command and transformers read; and
-    back to the released TUPE code. The contents of --from tell its kind. Conversion runs no code from the input.
+def command(source, dictionary, heads, output):
+    """Convert checkpoints of other code to this project's form, a folder that every command and transformers read. The
+    contents of --from tell its kind. Conversion runs no code from the input.
 
     \b
     tupe checkpoint convert --from released.pt --dict dict.txt --output DIR     the released TUPE code
-    tupe checkpoint convert --from BERT_FOLDER --output DIR                     a Hugging Face BERT
-    tupe checkpoint convert --from checkpoint_best.pt --to released --dict DATA/dict.txt --output DIR
+    tupe checkpoint convert --from FOLDER --output DIR                          a Hugging Face BERT or RoBERTa
     """
-    click.echo(f"wrote {convert(source, target, dictionary, output, heads)}")
+    click.echo(f"wrote {convert(source, dictionary, output, heads)}")

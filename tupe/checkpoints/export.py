@@ -14,26 +14,16 @@ import click
 from ..common import options as choices
 from ..common.options import Command, shorten_list
 from ..common.prepared import tokenizer_files
-from ..positions import parse
+from ..positions import bounded_schemes
 from ..run import checksums, record
 from ..run.checksums import write_sealed
-from ..schemes import SCHEMES
 from .trained import Trained, read_model
 
-SCHEMES_MODULE = f"{__name__.partition('.')[0]}.schemes"  # `_bias` and so on: the families
 ROOT = Path(__file__).parents[1]
 # Files of the package's root that are not the model.
 NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention"}
 UPDATES = "training.json"  # the number of updates, for `record.updates_of`
-# model class of the export -> its auto class in transformers
-AUTO = {
-    "TupeModel": "AutoModel",
-    "TupeForMaskedLM": "AutoModelForMaskedLM",
-    "TupeForSequenceClassification": "AutoModelForSequenceClassification",
-    "TupeForQuestionAnswering": "AutoModelForQuestionAnswering",
-    "TupeForTokenClassification": "AutoModelForTokenClassification",
-    "TupeForMultipleChoice": "AutoModelForMultipleChoice",
-}
+TOKENISER = {"tokenization_tupe", "text", "normaliser"}  # ours; others need none of our code
 
 
 def export(
@@ -53,8 +43,6 @@ def export(
     head, data = trained.choose_head(head), trained.text(data)
     if Path(output).resolve() == data.resolve():
         raise ValueError(f"--data and --output are both {output}; choose another folder to write")
-    if code:
-        refuse_own_schemes(trained.config.position)
     if Path(output).suffix == ".pt":
         raise ValueError(f"--output {output}: a model is written as a folder; choose a name without .pt")
     if (Path(output) / "config.json").exists():
@@ -63,7 +51,8 @@ def export(
     files = {"README.md": model_card(trained, data, head, code), **files_of(trained, text, head, code)}
     if onnx:
         files["model.onnx"] = onnx_file(json.loads(files["config.json"]), trained.tensors(head))
-    write_sealed(output, {**(modelling_code() if code else {}), **files}, record.command_line())
+    code_files = modelling_code(trained.config.position, text) if code else {}
+    write_sealed(output, {**code_files, **files}, record.command_line())
 
 
 def files_of(trained: Trained, text: Mapping, head: str | None = None, code: bool = False) -> dict[str, str | bytes]:
@@ -74,11 +63,11 @@ def files_of(trained: Trained, text: Mapping, head: str | None = None, code: boo
     weights, config = trained.tensors(head), trained.settings(head)
     if wrong := [key for key, value in weights.items() if value.is_floating_point() and not value.isfinite().all()]:
         raise ValueError(f"weights are NaN or infinite, in {shorten_list(wrong)}: did the training diverge?")
-    has_lm = config["architectures"] == ["TupeForMaskedLM"]
     if code:
-        classes = {name: auto for name, auto in AUTO.items() if has_lm or name != "TupeForMaskedLM"}
-        config["auto_map"] = {auto: f"modeling_tupe.{name}" for name, auto in classes.items()}
-        config["auto_map"]["AutoConfig"] = "configuration_tupe.TupeConfig"
+        from ..configuration_tupe import AUTO_MAP
+
+        lacks = [] if config["architectures"] == ["TupeForMaskedLM"] else ["AutoModelForMaskedLM"]
+        config["auto_map"] = {auto: name for auto, name in AUTO_MAP.items() if auto not in lacks}
     tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
     files = {**text, "model.safetensors": tensors}
     if trained.updates:
@@ -158,6 +147,9 @@ A text encoder with the position encoding `{position}` ([CLS] {cls}), exported f
 | | |
 |---|---|
 {rows}
+Limits: it fills masks or computes features of a text; it does not generate text. It may repeat errors and prejudices of
+its training text. It was not tested beyond the scores above.
+
 Licence: the code in this folder is MIT. What the weights may be used for also depends on the text of their training.
 """
 
@@ -171,8 +163,13 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
     facts = {"size": f"{sizes}, {parameters:,} parameters"}
     if label_range := trained.ranges.get(head):
         facts["answers"] = "numbers from {:g} to {:g}, as the labels of the fine-tuning".format(*label_range)
+    elif head:
+        facts["labels"] = ", ".join(f"{name} ({n})" for n, name in enumerate(trained.label_names(head)))
     if updates:
         facts["updates"] = f"{updates:,}"
+    facts["longest input"] = f"{model.max_positions} tokens in training" + (
+        "" if bounded_schemes(model.position) else "; the positions compute any length"
+    )
     manifest, content = data / "manifest.json", {}
     if manifest.is_file():
         content = json.loads(manifest.read_text(encoding="utf-8"))
@@ -192,6 +189,7 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
         what = f"{known.metric} on {known.task}" if known.metrics else f"loss in {known.loss_unit}"
         facts |= {f"{what}, validation": f"{entry[known.metric]:.4g}" for entry in here}
     if known:
+        facts |= {name.replace("_", " "): f"{value:,}" for name, value in known.budget.items() if value}
         facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
@@ -214,17 +212,15 @@ def without_folders(command: str) -> str:
     return shlex.join(map(shortened, shlex.split(command)))
 
 
-def refuse_own_schemes(position: str) -> None:
-    """Raise ValueError for a scheme from a user's file: it may import anything, but an export must only need
-    transformers and torch."""
-    modules = {part.name: SCHEMES[part.name].__module__ for part in parse(position)}
-    if own := [name for name, module in modules.items() if not module.startswith(f"{SCHEMES_MODULE}_")]:
-        raise ValueError(f"{', '.join(own)} is not in this package's schemes_*.py: its code cannot be exported")
+def modelling_code(position: str, text: Mapping) -> dict[str, str | bytes]:
+    """The files of the model, as they are, and a user's encodings: {name: content}. text: the tokeniser's files. Raises
+    ValueError for encodings whose code cannot move."""
+    from ..configuration_tupe import own_code
 
-
-def modelling_code() -> dict[str, bytes]:
-    """The files of the model, as they are: {name: content}."""
-    return {file.name: file.read_bytes() for file in ROOT.glob("*.py") if file.stem not in NOT_EXPORTED}
+    ours = "TupeTokenizer" in text.get("tokenizer_config.json", "")
+    left_out = NOT_EXPORTED if ours else NOT_EXPORTED | TOKENISER
+    code = {file.name: file.read_bytes() for file in ROOT.glob("*.py") if file.stem not in left_out}
+    return {**code, **own_code(position)}
 
 
 text_option = choices.data(
