@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 class SharedBias(NamedTuple):
-    bias: Tensor | None  # [H, L, L]
+    bias: Tensor | None  # [H, L, L] float32, to which the gradient goes
+    read: Tensor | None  # the same as the kernels read it, rounded
     mask: Tensor | None  # [B, L], False at padding
 
 
@@ -44,9 +45,8 @@ class Triton(Backend):
         """A window hides pairs in the bias: all pairs are computed."""
         if reach is not None:
             bias = mask_logits(bias, batch.near(reach)).expand(batch.heads, -1, -1)
-        if bias is not None:
-            bias = aligned(bias.to(batch.dtype), WIDEST_TILE)[..., : bias.size(-1)]
-        return SharedBias(bias, batch.packing.mask)
+        read = None if bias is None else aligned(bias.detach().to(batch.dtype), WIDEST_TILE)[..., : bias.size(-1)]
+        return SharedBias(bias, read, batch.packing.mask)
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: SharedBias, scale: float,
@@ -54,7 +54,7 @@ class Triton(Backend):
     ) -> tuple[Tensor, None]:  # fmt: skip
         if q.size(-1) > WIDEST:
             raise ValueError(f"attention=triton: rotated queries are {q.size(-1)} wide; valid: up to {WIDEST}")
-        return attention(q, k, v, *prepared, scale, dropout), None
+        return attention(q, k, v, prepared.bias, prepared.mask, scale, dropout, prepared.read), None
 
 
 @functools.cache
