@@ -7,8 +7,9 @@ import torch
 from test_attention import MAX, SOFTMAX, H, assert_same, batch, encoder, outcome
 
 from tupe import backend_triton, backends, triton_attention
-from tupe.attention import NORMALISERS
+from tupe.attention import NORMALISERS, Batch
 from tupe.backends import choose
+from tupe.token_positions import TokenPositions
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(not triton_attention.interpreted(), reason="it was imported without its interpreter")
@@ -16,8 +17,8 @@ pytestmark = pytest.mark.skipif(not triton_attention.interpreted(), reason="it w
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    """Three tiles of a sequence, the last one not full."""
-    small = dict.fromkeys(triton_attention.TILES, triton_attention.Tile(16, 16, 4, 1))
+    """Three tiles of queries and two of keys, the last ones not full."""
+    small = dict.fromkeys(triton_attention.TILES, triton_attention.Tile(16, 32, 4, 1))
     monkeypatch.setattr(triton_attention, "TILES", small)
     monkeypatch.setattr(triton_attention, "PROGRAMS", 40)  # of the bias: several parts of the batch
 
@@ -50,6 +51,35 @@ def test_holes_in_the_mask_and_queries_of_a_view():
     inputs = q, k, v, bias
     for a, b in zip(torch.autograd.grad(ours, inputs, grad), torch.autograd.grad(plain, inputs, grad), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_compiled_code_is_one_graph():
+    """Of operators whose shapes, strides and gradients torch knows without the kernels, dropout included."""
+    tokens, model = batch(20, (5,), 1), encoder(attention="triton", attention_dropout=0.25)
+    torch.manual_seed(3)
+    expected = outcome(model, tokens)
+    torch.manual_seed(3)
+    model.compile(backend="aot_eager", fullgraph=True)
+    assert_same(outcome(model, tokens), expected, 1e-5)
+
+    q, k, v, grad = (torch.randn(1, 20, 2, 16).transpose(1, 2) for _ in range(4))
+    read, mask, seed, numbers = torch.randn(2, 20, 20), torch.arange(20)[None] < 9, torch.tensor([7]), (0.2, 0.25)
+    inputs = q, k, v, read, read, mask, seed, *numbers
+    torch.library.opcheck(triton_attention._attention, inputs, test_utils="test_faketensor")
+    inputs = q, k, v, read, mask, *triton_attention._attention(*inputs), grad, *numbers
+    for of_bias in (True, False):
+        torch.library.opcheck(triton_attention._attention_backward, (*inputs, of_bias), test_utils="test_faketensor")
+
+
+def test_the_gradient_of_a_rounded_bias_is_summed_in_float32():
+    """Over layers, as over sequences."""
+    q, bias = torch.randn(2, H, 21, 32).half().requires_grad_(), torch.randn(H, 21, 21, requires_grad=True)
+    backend, whole = backend_triton.Triton(), Batch(TokenPositions(21, "cpu"), torch.float16, H)
+    prepared = backend.prepare(bias, None, None, whole)
+    layers = [(backend.mix(q * n, q, q, None, prepared, 0.2, 0.0)[0] ** 2).sum() for n in (1, 2)]
+    apart = [torch.autograd.grad(layer, bias, retain_graph=True)[0] for layer in layers]
+    assert not torch.equal(apart[0], apart[0].half().float())
+    assert torch.equal(torch.autograd.grad(sum(layers), bias)[0], apart[0] + apart[1])
 
 
 def test_half_precision():

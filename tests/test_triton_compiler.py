@@ -25,7 +25,7 @@ padded = length % 64 > 0
 q = torch.empty(1, 12, length, width, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
 bias = aligned(torch.empty(12, length, length, dtype=q.dtype), triton_attention.WIDEST_TILE)[..., :length]
 kinds = dict.fromkeys(["Q", "K", "V", "GRAD", "BIAS", "OUT", "DQ", "DK", "DV"], "*" + dtype)
-kinds |= dict.fromkeys(["LSE", "DELTA", "DBIAS"], "*fp32") | {"MASK": "*i8", "SEED": "*i64"}
+kinds |= dict.fromkeys(["LSE", "DELTA", "DBIAS"], "*fp32") | {"MASK": "*i8", "SEED": "*i64", "KEPT": "*i32"}
 kinds |= dict.fromkeys(["scale", "gain"], "fp32")
 for name in triton_attention.TILES:
     kernel = getattr(triton_attention, "_" + name)

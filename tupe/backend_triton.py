@@ -5,7 +5,6 @@ B batch, L sequence length, H heads, D width of a head, E width of a value head.
 
 import functools
 import logging
-import time
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 class SharedBias(NamedTuple):
-    bias: Tensor | None  # [H, L, L]
+    bias: Tensor | None  # [H, L, L] float32, to which the gradient goes
+    read: Tensor | None  # the same as the kernels read it, rounded
     mask: Tensor | None  # [B, L], False at padding
 
 
@@ -44,9 +44,8 @@ class Triton(Backend):
         """A window hides pairs in the bias: all pairs are computed."""
         if reach is not None:
             bias = mask_logits(bias, batch.near(reach)).expand(batch.heads, -1, -1)
-        if bias is not None:
-            bias = aligned(bias.to(batch.dtype), WIDEST_TILE)[..., : bias.size(-1)]
-        return SharedBias(bias, batch.packing.mask)
+        read = None if bias is None else aligned(bias.detach().to(batch.dtype), WIDEST_TILE)[..., : bias.size(-1)]
+        return SharedBias(bias, read, batch.packing.mask)
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: SharedBias, scale: float,
@@ -54,15 +53,14 @@ class Triton(Backend):
     ) -> tuple[Tensor, None]:  # fmt: skip
         if q.size(-1) > WIDEST:
             raise ValueError(f"attention=triton: rotated queries are {q.size(-1)} wide; valid: up to {WIDEST}")
-        return attention(q, k, v, *prepared, scale, dropout), None
+        return attention(q, k, v, prepared.bias, prepared.mask, scale, dropout, prepared.read), None
 
 
 @functools.cache
 def wins(heads: int, head_dim: int, dtype: torch.dtype, length: int, card: str) -> bool:
     """Whether Triton's kernels take less than nine tenths of the time of PyTorch's on this card, forward and backward:
     measured once per process, on the current card. A tie would be decided by chance, and another way after a resume.
-    Short sequences take longer to launch than to compute. Draws inside do not change the run's. Kernels that cannot be
-    made here, as without a C compiler, do not win."""
+    Draws inside do not change the run's. Kernels that cannot be made here, as without a C compiler, do not win."""
     with (
         torch.random.fork_rng(["cuda"]),
         torch.inference_mode(False),
@@ -81,19 +79,24 @@ def wins(heads: int, head_dim: int, dtype: torch.dtype, length: int, card: str) 
 
 
 def seconds_of(backend: Backend, heads: int, head_dim: int, dtype: torch.dtype, length: int) -> float:
-    """Seconds per forward and backward pass: best mean of 3 runs of 5, since a card is behind its host."""
+    """Seconds that the card needs for the kernels of a forward and backward pass: best mean of 3 runs of 5. It sleeps
+    until the host has launched all of a run (for some 30 ms, of which a host needs 10), so launches do not count: in
+    compiled layers and graphs they cost next to nothing."""
     sequences = max(1, min(2**14 // length, 2**22 // length**2))  # whose logits take little memory
     shape = sequences, heads, length, head_dim
     q, k, v = (torch.randn(shape, device="cuda", dtype=dtype, requires_grad=True) for _ in "qkv")
     bias = torch.zeros(heads, length, length, device="cuda", requires_grad=True)
     batch = Batch(TokenPositions(length, "cuda"), dtype, heads)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     seconds = []
     for passes in (1, 5, 5, 5):  # the first compiles
         torch.cuda.synchronize()
-        begin = time.perf_counter()
+        torch.cuda._sleep(50_000_000)  # cycles
+        begin.record()
         for _ in range(passes):
             out, _ = backend.mix(q, k, v, None, backend.prepare(bias, None, None, batch), head_dim**-0.5, 0.1)
             out.sum().backward()
-        torch.cuda.synchronize()
-        seconds.append((time.perf_counter() - begin) / passes)
+        end.record()
+        end.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1000 / passes)
     return min(seconds[1:])

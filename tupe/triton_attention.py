@@ -3,14 +3,16 @@
 PyTorch's kernels that take a bias write its gradient for every sequence, [B, H, L, L]. Here a kernel of its own sums
 it over the batch in registers and writes [H, L, L] once, without atomic additions.
 
+The kernels are operators, so that a compiled or exported model holds one node of each, whose inside nobody traces.
+
 B batch, L sequence length, H heads, D width of a head, E width of a value head; M queries and N keys of a tile.
 """
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 try:
     import triton
@@ -102,9 +104,8 @@ def _hash(x):
 
 @jit
 def _kept(SEED, b, h, H, i, j, limit):
-    """[M, N], whether a weight stays: the same in every kernel, because it depends on its place only. Not `tl.rand`,
-    which takes ten times as many instructions: more than all else in a kernel. Two neighbours share a hash, of which
-    each takes 16 bits; the compiler computes it once."""
+    """[M, N], whether a weight stays. Not `tl.rand`, which takes ten times as many instructions: more than all else in
+    a kernel. Two neighbours share a hash, of which each takes 16 bits; the compiler computes it once."""
     head = _hash(tl.load(SEED).to(tl.uint32) + (b * H + h).to(tl.uint32))
     row, column = _hash(head ^ i.to(tl.uint32)), _hash(head + 0x1E3779B9 + (j >> 1).to(tl.uint32))
     bits = _hash(row[:, None] + column[None]) >> (16 * (j & 1)[None]).to(tl.uint32)
@@ -112,14 +113,37 @@ def _kept(SEED, b, h, H, i, j, limit):
 
 
 @jit
+def _store_kept(KEPT, kept, row, i, n, L, N: constexpr):
+    """Decisions [M, N] from key n on, as bits: 32 keys to a word. A thread has every fourth pair of columns, so that
+    the compiler knows the first shift, and the second is the same for all of its decisions."""
+    column, words = tl.arange(0, N), tl.cdiv(L, 64) * 2  # of a row
+    for word in tl.static_range(N // 32):
+        bits = tl.where(kept & (column // 32 == word)[None], (1 << (column & 25))[None], 0) << (column & 6)[None]
+        tl.store(KEPT + row * words + n // 32 + word, tl.sum(bits, 1), mask=i < L)
+
+
+@jit
+def _load_kept(KEPT, row, i, n, L, N: constexpr):
+    """What `_store_kept` stored."""
+    column, words = tl.arange(0, N), tl.cdiv(L, 64) * 2
+    at = KEPT + row * words + n // 32
+    bits = (tl.load(at, mask=i < L, other=0)[:, None] >> (column & 6)[None]).to(tl.int32)
+    if N == 64:
+        more = tl.load(at + 1, mask=i < L, other=0)[:, None] >> (column & 6)[None]
+        bits = tl.where((column < 32)[None], bits, more)
+    return (bits & (1 << (column & 25))[None]) != 0
+
+
+@jit
 def _forward(
-    Q, K, V, BIAS, MASK, SEED, OUT, LSE, scale, limit, gain, H, L,
+    Q, K, V, BIAS, MASK, SEED, KEPT, OUT, LSE, scale, limit, gain, H, L,
     q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, out_b, out_h, out_i, bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
     b, h = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)  # 64 bits: a head may begin beyond 2^31
     i = tl.program_id(1) * M + tl.arange(0, M)  # sequences come first: they share a tile of the bias in the cache
+    row = (b * H + h) * L + i
     q = _load_rows(Q, b * q_b + h * q_h, i, q_i, L, D, DD, EVEN)
     top = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
@@ -136,7 +160,9 @@ def _forward(
         weights, fade = _exp(x, shift), tl.exp2(top - shift)
         total = total * fade + tl.sum(weights, 1)
         if DROPS:
-            weights = tl.where(_kept(SEED, b, h, H, i, j, limit), weights, 0.0)
+            kept = _kept(SEED, b, h, H, i, j, limit) & (weights >= 0.0)  # always: it gives a thread the places it has
+            _store_kept(KEPT, kept, row, i, n, L, N)
+            weights = tl.where(kept, weights, 0.0)
         out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         top = new
     empty = total == 0.0
@@ -145,20 +171,20 @@ def _forward(
         out = out * gain
     _store_rows(OUT, b * out_b + h * out_h, i, out_i, out / total[:, None], L, E, EE)
     lse = tl.where(empty, 0.0, top + tl.log2(total))
-    tl.store(LSE + (b * H + h) * L + i, lse, mask=i < L)
+    tl.store(LSE + row, lse, mask=i < L)
 
 
 @jit
 def _gradient_of_logits(
-    q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L, bias_h, bias_i, bias_j,
-    HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
+    q, k, v, grad, lse, delta, BIAS, MASK, KEPT, b, h, row, i, n, j, scale, gain, L, bias_h, bias_i, bias_j,
+    N: constexpr, HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
     """(gradient of the logits, weights that stay, without their factor), [M, N] each."""
     x = _logits(q, k, BIAS, MASK, b, h, i, j, scale, L, bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, EVEN, WHOLE_ROWS)
     weights = _exp(x, lse)
     dropped, of_weights = weights, tl.dot(grad, tl.trans(v), input_precision="ieee")
     if DROPS:
-        kept = _kept(SEED, b, h, H, i, j, limit)
+        kept = _load_kept(KEPT, row, i, n, L, N)
         dropped = tl.where(kept, weights, 0.0)
         of_weights = tl.where(kept, of_weights * gain, 0.0)
     return weights * (of_weights - delta[:, None]), dropped
@@ -166,7 +192,7 @@ def _gradient_of_logits(
 
 @jit
 def _backward_q(
-    Q, K, V, OUT, GRAD, BIAS, MASK, SEED, LSE, DELTA, DQ, scale, limit, gain, H, L,
+    Q, K, V, OUT, GRAD, BIAS, MASK, KEPT, LSE, DELTA, DQ, scale, gain, H, L,
     q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, out_b, out_h, out_i, grad_b, grad_h, grad_i, dq_b, dq_h, dq_i,
     bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
@@ -187,8 +213,8 @@ def _backward_q(
         k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD, EVEN)
         v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE, EVEN)
         dx, _ = _gradient_of_logits(
-            q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
-            bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
+            q, k, v, grad, lse, delta, BIAS, MASK, KEPT, b, h, row, i, n, j, scale, gain, L,
+            bias_h, bias_i, bias_j, N, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
         )  # fmt: skip
         dq += tl.dot(dx.to(k.dtype), k, input_precision="ieee")
     _store_rows(DQ, b * dq_b + h * dq_h, i, dq_i, dq * scale, L, D, DD)
@@ -196,14 +222,15 @@ def _backward_q(
 
 @jit
 def _backward_kv(
-    Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DK, DV, scale, limit, gain, H, L,
+    Q, K, V, GRAD, BIAS, MASK, KEPT, LSE, DELTA, DK, DV, scale, gain, H, L,
     q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, grad_b, grad_h, grad_i, dk_b, dk_h, dk_i, dv_b, dv_h, dv_i,
     bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
     b, h = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
-    j = tl.program_id(1) * N + tl.arange(0, N)
+    n = tl.program_id(1) * N
+    j = n + tl.arange(0, N)
     k = _load_rows(K, b * k_b + h * k_h, j, k_i, L, D, DD, EVEN)
     v = _load_rows(V, b * v_b + h * v_h, j, v_i, L, E, EE, EVEN)
     dk, dv = tl.zeros([N, DD], tl.float32), tl.zeros([N, EE], tl.float32)
@@ -214,8 +241,8 @@ def _backward_kv(
         row = (b * H + h) * L + i
         lse, delta = tl.load(LSE + row, mask=i < L, other=0.0), tl.load(DELTA + row, mask=i < L, other=0.0)
         dx, dropped = _gradient_of_logits(
-            q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
-            bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
+            q, k, v, grad, lse, delta, BIAS, MASK, KEPT, b, h, row, i, n, j, scale, gain, L,
+            bias_h, bias_i, bias_j, N, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
         )  # fmt: skip
         dk += tl.dot(tl.trans(dx.to(q.dtype)), q, input_precision="ieee")
         dv += tl.dot(tl.trans(dropped.to(grad.dtype)), grad, input_precision="ieee")
@@ -227,14 +254,15 @@ def _backward_kv(
 
 @jit
 def _backward_bias(
-    Q, K, V, GRAD, BIAS, MASK, SEED, LSE, DELTA, DBIAS, scale, limit, gain, B, sequences, H, L,
+    Q, K, V, GRAD, BIAS, MASK, KEPT, LSE, DELTA, DBIAS, scale, gain, B, sequences, H, L,
     q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, grad_b, grad_h, grad_i, bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
 ):  # fmt: skip
     """The gradient of the bias, summed over one part of the batch."""
     part, h = tl.program_id(2).to(tl.int64) // H, tl.program_id(2).to(tl.int64) % H
-    i, j = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N + tl.arange(0, N)
+    i, n = tl.program_id(0) * M + tl.arange(0, M), tl.program_id(1) * N
+    j = n + tl.arange(0, N)
     total = tl.zeros([M, N], tl.float32)
     for number in range(0, sequences):
         b = tl.minimum(part * sequences + number, B - 1)
@@ -245,66 +273,122 @@ def _backward_bias(
         row = (b * H + h) * L + i
         lse, delta = tl.load(LSE + row, mask=i < L, other=0.0), tl.load(DELTA + row, mask=i < L, other=0.0)
         dx, _ = _gradient_of_logits(
-            q, k, v, grad, lse, delta, BIAS, MASK, SEED, b, h, H, i, j, scale, limit, gain, L,
-            bias_h, bias_i, bias_j, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
+            q, k, v, grad, lse, delta, BIAS, MASK, KEPT, b, h, row, i, n, j, scale, gain, L,
+            bias_h, bias_i, bias_j, N, HAS_BIAS, HAS_MASK, DROPS, EVEN, WHOLE_ROWS,
         )  # fmt: skip
         total += tl.where(part * sequences + number < B, dx, 0.0)
     inside = (i[:, None] < L) & (j[None] < L)
     tl.store(DBIAS + (part * H + h) * L * L + i[:, None] * L + j[None], total, mask=inside)
 
 
-class SharedBiasAttention(torch.autograd.Function):
+OPERATORS = re.sub(r"\W", "_", __name__)  # where they are: a Hugging Face folder's copy of this file has its own
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, dropout: float,
+    read: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """softmax(q . k * scale + bias) v, [B, H, L, E] of q, k [B, H, L, D] and v [B, H, L, E].
 
     bias: [H, L, L] or None. mask: [B, L] bool, False at padded keys, or None; a sequence of only padding gives 0.
     dropout: its probability, for the weights, drawn with the device's generator.
+    read: the bias as the kernels read it, say rounded, without a gradient (default: the bias). The bias' own gradient
+    has its own precision, in which autograd adds up those of all layers, in place.
     """
+    read = bias.detach() if bias is not None and read is None else read
+    seed = torch.randint(2**30, (1,), device=q.device) if dropout else None
+    return _attention(q, k, v, bias, read, mask, seed, scale, dropout)[0]
 
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float,
-        dropout: float,
-    ) -> Tensor:  # fmt: skip
-        B, H, L, _ = q.shape
-        q, k, v = (in_rows(x) for x in (q, k, v))
-        mask = None if mask is None else mask.to(torch.int8).contiguous()
-        seed = torch.randint(2**30, (1,), device=q.device) if dropout else None
-        out, lse = empty_like(v), q.new_empty(B, H, L, dtype=torch.float32)
-        limit = round(dropout * 2**16)  # of 16 random bits: the probability is rounded to a multiple of 1.5e-5
-        ctx.numbers = scale, limit, 1 / (1 - limit / 2**16) if limit < 2**16 else 0.0
-        grid, options = launch("forward", q, v, bias, mask, seed)
-        with torch.cuda.device_of(q):  # Triton launches on the current card; autograd makes the gradient's card current
-            _forward[B, grid[0], H](q, k, v, bias, mask, seed, out, lse, *ctx.numbers, H, L,
-                                    *strides(q, k, v, out), *bias_strides(bias), **options)  # fmt: skip
-        ctx.save_for_backward(q, k, v, bias, mask, seed, out, lse)
-        return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, bias, mask, seed, out, lse = ctx.saved_tensors
-        B, H, L, _ = q.shape
-        grad, of_bias, delta = in_rows(grad), bias_strides(bias), torch.empty_like(lse)
-        shared = grad, bias, mask, seed, lse, delta
-        dq, dk, dv = (empty_like(x) for x in (q, k, v))
+@torch.library.custom_op(f"{OPERATORS}::attention", mutates_args=())
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, read: Tensor | None, mask: Tensor | None,
+    seed: Tensor | None, scale: float, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(out, log2 of each row's sum, the weights that stay as bits)"""
+    B, H, L, _ = q.shape
+    q, k, v = (in_rows(x) for x in (q, k, v))
+    out, lse, kept = new_outputs(q, v, dropout)
+    grid, options = launch("forward", q, v, read, mask, seed)
+    with torch.cuda.device_of(q):  # Triton launches on the current card; autograd makes the gradient's card current
+        _forward[B, grid[0], H](q, k, v, read, bytes_of(mask), seed, kept, out, lse, scale, *dropping(dropout), H, L,
+                                *strides(q, k, v, out), *bias_strides(read), **options)  # fmt: skip
+    return out, lse, kept
 
-        grid, options = launch("backward_q", q, v, bias, mask, seed)
-        _backward_q[B, grid[0], H](q, k, v, out, *shared, dq, *ctx.numbers, H, L,
-                                   *strides(q, k, v, out, grad, dq), *of_bias, **options)  # fmt: skip
-        grid, options = launch("backward_kv", q, v, bias, mask, seed)
-        _backward_kv[B, grid[1], H](q, k, v, *shared, dk, dv, *ctx.numbers, H, L,
-                                    *strides(q, k, v, grad, dk, dv), *of_bias, **options)  # fmt: skip
-        dbias = None
-        if bias is not None and ctx.needs_input_grad[3]:
-            grid, options = launch("backward_bias", q, v, bias, mask, seed)
-            sequences = triton.cdiv(B, triton.cdiv(PROGRAMS, grid[0] * grid[1] * H))
-            parts = triton.cdiv(B, sequences)
-            dbias = q.new_empty(parts, H, L, L, dtype=torch.float32)
-            programs = *grid, parts * H
-            _backward_bias[programs](q, k, v, *shared, dbias, *ctx.numbers, B, sequences, H, L,
-                                     *strides(q, k, v, grad), *of_bias, **options)  # fmt: skip
-            dbias = (dbias.sum(0) if parts > 1 else dbias[0]).to(bias.dtype)
-        return dq, dk, dv, dbias, None, None, None
+
+@_attention.register_fake
+def _(q, k, v, bias, read, mask, seed, scale, dropout):
+    return new_outputs(q, v, dropout)
+
+
+@torch.library.custom_op(f"{OPERATORS}::attention_backward", mutates_args=())
+def _attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, read: Tensor | None, mask: Tensor | None, out: Tensor, lse: Tensor, kept: Tensor,
+    grad: Tensor, scale: float, dropout: float, of_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v, and of the bias, [H, L, L] float32; of_bias: whether anybody wants it, else it is empty."""
+    B, H, L, _ = q.shape
+    q, k, v, grad = (in_rows(x) for x in (q, k, v, grad))
+    dq, dk, dv, delta = empty_like(q), empty_like(k), empty_like(v), torch.empty_like(lse)
+    (_, gain), drops = dropping(dropout), kept if dropout else None
+    shared, of_read = (grad, read, bytes_of(mask), kept, lse, delta), bias_strides(read)
+    with torch.cuda.device_of(q):
+        grid, options = launch("backward_q", q, v, read, mask, drops)
+        _backward_q[B, grid[0], H](q, k, v, out, *shared, dq, scale, gain, H, L,
+                                   *strides(q, k, v, out, grad, dq), *of_read, **options)  # fmt: skip
+        grid, options = launch("backward_kv", q, v, read, mask, drops)
+        _backward_kv[B, grid[1], H](q, k, v, *shared, dk, dv, scale, gain, H, L,
+                                    *strides(q, k, v, grad, dk, dv), *of_read, **options)  # fmt: skip
+        if not of_bias:
+            return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
+        grid, options = launch("backward_bias", q, v, read, mask, drops)
+        sequences = triton.cdiv(B, triton.cdiv(PROGRAMS, grid[0] * grid[1] * H))
+        parts = triton.cdiv(B, sequences)
+        dbias, programs = q.new_empty(parts, H, L, L, dtype=torch.float32), (*grid, parts * H)
+        _backward_bias[programs](q, k, v, *shared, dbias, scale, gain, B, sequences, H, L,
+                                 *strides(q, k, v, grad), *of_read, **options)  # fmt: skip
+        return dq, dk, dv, dbias.sum(0) if parts > 1 else dbias[0]
+
+
+@_attention_backward.register_fake
+def _(q, k, v, read, mask, out, lse, kept, grad, scale, dropout, of_bias):
+    _, H, L, _ = q.shape
+    return empty_like(q), empty_like(k), empty_like(v), q.new_empty((H, L, L) if of_bias else 0, dtype=torch.float32)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, bias, read, mask, _, *ctx.numbers = inputs
+    ctx.dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(q, k, v, read, mask, *output)
+    ctx.set_materialize_grads(False)  # nobody reads the other outputs
+
+
+def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 9
+    of_bias = ctx.needs_input_grad[3]
+    dq, dk, dv, dbias = _attention_backward(*ctx.saved_tensors, grad, *ctx.numbers, of_bias)
+    return dq, dk, dv, dbias.to(ctx.dtype) if of_bias else None, *(None,) * 5
+
+
+_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def new_outputs(q: Tensor, v: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+    B, H, L, _ = q.shape
+    kept = q.new_empty((B, H, L, -(-L // 64) * 2) if dropout else 0, dtype=torch.int32)
+    return empty_like(v), q.new_empty(B, H, L, dtype=torch.float32), kept
+
+
+def dropping(dropout: float) -> tuple[int, float]:
+    """(limit below which 16 random bits drop a weight, factor of those that stay): the probability is rounded to a
+    multiple of 1.5e-5."""
+    limit = round(dropout * 2**16)
+    return limit, 1 / (1 - limit / 2**16) if limit < 2**16 else 0.0
+
+
+def bytes_of(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.contiguous().view(torch.int8)
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -328,13 +412,13 @@ def bias_strides(bias: Tensor | None) -> list[int]:
 
 
 def launch(
-    kernel: str, q: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, seed: Tensor | None
+    kernel: str, q: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, drops: Tensor | None
 ) -> tuple[tuple[int, int], dict[str, Any]]:
     """(tiles of queries and of keys, what the kernel is compiled for)."""
     (L, D), E = q.shape[2:], v.size(-1)
     tile = TILES[kernel] if max(D, E) * q.element_size() <= 128 else SMALL
     options = {"D": D, "E": E, "DD": max(16, triton.next_power_of_2(D)), "EE": max(16, triton.next_power_of_2(E))}
-    options |= {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, "DROPS": seed is not None}
+    options |= {"HAS_BIAS": bias is not None, "HAS_MASK": mask is not None, "DROPS": drops is not None}
     options |= {"M": tile.queries, "N": tile.keys, "EVEN": L % tile.queries == L % tile.keys == 0}
     options["WHOLE_ROWS"] = bias is not None and has_whole_rows(bias, tile.keys)
     grid = triton.cdiv(L, tile.queries), triton.cdiv(L, tile.keys)
@@ -345,9 +429,6 @@ def has_whole_rows(bias: Tensor, keys: int) -> bool:
     """Whether rows of bias [H, L, L] go on, with any numbers, to a multiple of `keys`. Then 16 bytes are loaded at a
     time whatever L is, and 85 % of batches have an L that is no multiple of 8."""
     return bias.stride(2) == 1 and bias.stride(1) >= triton.cdiv(bias.size(2), keys) * keys
-
-
-attention = SharedBiasAttention.apply
 
 
 def interpreted() -> bool:
