@@ -95,6 +95,8 @@ def _copy_encoder(vocabulary, output):
 
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:
     """The text encoder's files and, if there are pieces, tokenizer_config.json: {name: content}."""
+    for name in TextEncoder.FILES:
+        check(data / name)
     files = {name: (data / name).read_bytes() for name in TextEncoder.FILES if (data / name).is_file()}
     if "manifest.json" in files:  # it lists every input of the data; the text encoder reads only these
         manifest, names = json.loads(files["manifest.json"]), ("pipeline", *TextEncoder.SETTINGS)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..data.splits import type_of_ids
 from ..normaliser import PLACEHOLDERS, SPACE
+from ..run.checksums import check
 from ..text import MASK, TextEncoder, load_sentencepiece, load_tokenizer
 
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
@@ -126,6 +127,7 @@ def their_tokenizer(path: str | Path) -> tuple[str, dict[str, str | None], Path]
     if not path.exists():
         raise ValueError(f"--tokenizer {path}: not found; valid: paper, {', '.join(TRAINED)}, a file, a folder")
     if file.is_file():
+        check(file)
         try:
             content = file.read_text(encoding="utf-8")
         except UnicodeDecodeError:
