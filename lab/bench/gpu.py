@@ -182,9 +182,12 @@ def prepared(name: str, setting: Setting, way: str, **more) -> Contender:
     our models' options."""
     contender = Contender(name, setting, **more)
     if "compiled" in way:
-        torch._dynamo.config.recompile_limit = 64  # contenders share the code of a layer
-        for layer in contender.model.bert.encoder.layer if name in HF else contender.model.encoder.layers:
-            layer.compile(backend="inductor" if setting.device == "cuda" else "eager")
+        allow_graphs(64)  # contenders share the code of a layer
+        backend = {"backend": "inductor" if setting.device == "cuda" else "eager"}
+        for part in contender.model.bert.encoder.layer if name in HF else (contender.model.encoder,):
+            part.compile(**backend)
+        if name not in HF:
+            contender.model.lm_head.compile(dynamic=False, **backend)
     contender.step(0)
     if "graph" in way and setting.device == "cuda":
         record(contender)
