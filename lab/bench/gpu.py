@@ -28,6 +28,7 @@ from tupe.common.active import reason
 from tupe.common.options import Command, ListOf
 from tupe.common.tables import TextTable
 from tupe.run.folder import write_atomically
+from tupe.tracing import allow_graphs
 
 from . import step
 from .contenders import HF, PEAK_SIZE, Contender, Setting, masked_batch, matrix_peak
