@@ -290,7 +290,8 @@ class Stack(nn.Module):
         # All hidden states include the last one; compiled code would be made anew for every n.
         selected = None if return_all_hiddens or is_traced() else output_indices
         if selected is not None:
-            inputs[-1] = self.inputs_for(selected, inputs[-1], packing)
+            extra = -len(selected) % OUTPUTS_STEP if self.compiled else 0
+            inputs[-1] = self.inputs_for(F.pad(selected, (0, extra)), inputs[-1], packing)
         hiddens = [x]
         for layer, of_layer in zip(self.layers, inputs, strict=True):
             x = checkpoint(layer, x, of_layer, use_reentrant=False) if recompute else layer(x, of_layer)
@@ -430,8 +431,8 @@ class Encoder(Stack):
         return max(0, min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.config.max_positions) - length)
 
     def pad_outputs(self, output_indices: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices and targets [n] of outputs; those of compiled layers with more of them, up to a multiple of
-        `OUTPUTS_STEP`, whose targets are ignored."""
+        """Indices and targets [n] of outputs for a compiled head: more of them, up to a multiple of `OUTPUTS_STEP`, whose
+        targets are ignored. Where nothing is compiled, as they are."""
         extra = -len(targets) % OUTPUTS_STEP if self.compiled else 0
         return F.pad(output_indices, (0, extra)), F.pad(targets, (0, extra), value=-100)
 
@@ -545,6 +546,8 @@ class LMHead(nn.Module):
         bias [V], a copy: shards are taken away when a module's call is over. With targets [n], x [n, inputs]: `loss`"""
         x = self.norm(F.gelu(self.dense(x)))
         if weight is not None and targets is not None:
+            if not is_traced() and self._compiled_call_impl is not None:  # Dynamo has given up, or was told to
+                x, targets = x[targets.ne(-100)], targets[targets.ne(-100)]
             return lm_loss(x, weight, self.bias, targets)
         return (x, self.bias.clone()) if weight is None else linear(x, weight, self.bias)
 

@@ -283,10 +283,10 @@ def eager(trial: Trial) -> Iterator[dict]:
 
 @section("Steps with compiled layers", 150, COLUMNS + " prepared_s graphs breaks")
 def compiled(trial: Trial) -> Iterator[dict]:
-    """Layer by layer, for one length; three graphs and no break are right. Hugging Face's BERT computes its head at all
-    tokens."""
+    """Layer by layer, for one length, and our head with its loss; three graphs and no break are right. Hugging Face's
+    BERT computes its head at all tokens, `hf-masked` at the masked ones; their heads are not compiled."""
     for half in (True, False):
-        names = trial.pick([*OURS[:3], *["hf"] * (not half)], TINY)
+        names = trial.pick([*OURS[:3], *["hf", "hf-masked"] * (not half)], TINY)
         yield from measured(trial, names, trial.setting(half=half), "compiled")
 
 

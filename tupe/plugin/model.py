@@ -54,7 +54,9 @@ class TrainingConfig(FairseqDataclass):
         default="",
         metadata={"help": "Python files that register position schemes of your own, joined by ':'", "free": True},
     )
-    compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
+    compile: bool = field(
+        default=False, metadata={"help": "torch.compile the layers, and the head with its loss", "free": True}
+    )
 
 
 def fairseq_fields() -> Iterator[tuple]:
