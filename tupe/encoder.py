@@ -431,7 +431,7 @@ class Encoder(Stack):
         return max(0, min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.config.max_positions) - length)
 
     def pad_outputs(self, output_indices: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices and targets [n] of outputs for a compiled head: more of them, up to a multiple of `OUTPUTS_STEP`, whose
+        """Indices and targets [n] of outputs for a compiled head: more of them, a multiple of `OUTPUTS_STEP`, whose
         targets are ignored. Where nothing is compiled, as they are."""
         extra = -len(targets) % OUTPUTS_STEP if self.compiled else 0
         return F.pad(output_indices, (0, extra)), F.pad(targets, (0, extra), value=-100)
