@@ -123,7 +123,7 @@ class Training:
     autocast: str = option(
         "none", "model", "Mixed precision without --fp16, for CPUs that it speeds up.", choices=("none", "bf16")
     )
-    compile: bool = option(False, "model", "Compile the encoder.", record=CHANGES)
+    compile: bool = option(False, "model", "Compile the layers, and the head with its loss: for GPUs.", record=CHANGES)
     position_file: str = option("", "model", "Files of position encodings of your own.")
 
 

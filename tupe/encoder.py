@@ -27,7 +27,7 @@ from .packing import NO_PADDING, Packing, Selection
 from .positions import Dims, LayerContext, Positions, autocast_device
 from .schemes import Table
 from .token_positions import TokenPositions, draw_positions
-from .tracing import is_traced
+from .tracing import allow_graphs, is_traced
 
 __all__ = [
     "Encoder", "ModelConfig", "ModelOptions", "names_in", "BLOCK_DEFAULTS", "LMHead", "ClassificationHead", "of_cls",
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 logger = logging.getLogger(__name__)
+
+# Of compiled code: lengths and numbers of outputs become multiples of these, and so many graphs are made at most.
+LENGTH_STEP, OUTPUTS_STEP, MOST_GRAPHS = 64, 256, 256
 
 
 @dataclass
@@ -226,6 +229,7 @@ class Stack(nn.Module):
         dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
         self.attention_backend = config.attention  # as requested
         self.backends: list[str] = []  # taken so far
+        self.compiled = False  # layer by layer, by `compile`
         self.checkpoint_activations = config.checkpoint_activations
         with separate_random_numbers():
             position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
@@ -234,8 +238,13 @@ class Stack(nn.Module):
         self.final_norm = NORMS[config.resolve("norm")](config.width) if config.resolve("norm_order") == "pre" else None
 
     def compile(self, **options: Any) -> None:
-        """`torch.compile` in place, for lengths that change with every batch."""
-        super().compile(dynamic=True, **options)
+        """`torch.compile` in place, layer by layer: layers of a kind share a graph, the last one still computes only
+        what is read, and under DDP gradients are exchanged as the layers yield them. Each shape has code of its own, so
+        lengths become multiples of `LENGTH_STEP`, and padding is computed too."""
+        self.compiled = True
+        allow_graphs(MOST_GRAPHS)
+        for layer in self.layers:
+            layer.compile(dynamic=False, **options)
 
     def reset_parameters(self) -> None:
         """Initialise everything but the positions, as BERT does."""
@@ -267,6 +276,8 @@ class Stack(nn.Module):
             if num_tokens not in (None, counted):
                 raise ValueError(f"num_tokens={num_tokens}: the batch has {counted} tokens beside padding")
             num_tokens = counted
+        if self.compiled:  # for one shape, and every batch has another T
+            return NO_PADDING if num_tokens == tokens.numel() else Packing(mask)
         return Packing.of(mask, num_tokens or 0)
 
     def transform(
@@ -279,7 +290,8 @@ class Stack(nn.Module):
         # All hidden states include the last one; compiled code would be made anew for every n.
         selected = None if return_all_hiddens or is_traced() else output_indices
         if selected is not None:
-            inputs[-1] = self.inputs_for(selected, inputs[-1], packing)
+            extra = -len(selected) % OUTPUTS_STEP if self.compiled else 0
+            inputs[-1] = self.inputs_for(F.pad(selected, (0, extra)), inputs[-1], packing)
         hiddens = [x]
         for layer, of_layer in zip(self.layers, inputs, strict=True):
             x = checkpoint(layer, x, of_layer, use_reentrant=False) if recompute else layer(x, of_layer)
@@ -319,12 +331,15 @@ class Stack(nn.Module):
         shared = Shared(self.positions, backend)
         prepared: dict[tuple[int, int | None], Any] = {}
         inputs: list[LayerInputs] = []
+        hooks = ("content", "rotate", "value", "unrotate")  # that are told the number of their layer
+        counts = not self.compiled or any(self.positions.having[hook] for hook in hooks)  # else layers share a graph
         for index in range(len(self.layers)):
             own = index if self.positions.per_layer else 0
             reach = self.positions.reach(LayerContext(index, token_positions))
             if (own, reach) not in prepared:
                 prepared[own, reach] = backend.prepare(*pairs[own], reach, batch)
-            inputs.append(LayerInputs(shared, token_positions, packing, prepared[own, reach], index))
+            number = index if counts else 0
+            inputs.append(LayerInputs(shared, token_positions, packing, prepared[own, reach], number))
         return inputs
 
     def inputs_for(self, output_indices: Tensor, inputs: LayerInputs, packing: Packing) -> LayerInputs:
@@ -395,9 +410,31 @@ class Encoder(Stack):
             x = self.tokens(tokens)
             hiddens = [x] * (len(self.layers) + 1) if return_all_hiddens else None
             return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
+        length, extra = tokens.size(1), self.extra_padding(tokens.size(1))
+        if extra:
+            tokens = F.pad(tokens, (0, extra), value=self.pad)
+            vectors = vectors if vectors is None else F.pad(vectors, (0, 0, 0, extra))
+            if output_indices is not None:
+                output_indices = output_indices + output_indices // length * extra
         packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
         x = self.embed(tokens, packing, positions, vectors)
-        return self.transform(x, positions, packing, return_all_hiddens, output_indices, backend)
+        x, hiddens = self.transform(x, positions, packing, return_all_hiddens, output_indices, backend)
+        if extra:
+            x = x if output_indices is not None else x[:, :length]
+            hiddens = hiddens if hiddens is None else [hidden[:, :length] for hidden in hiddens]
+        return x, hiddens
+
+    def extra_padding(self, length: int) -> int:
+        """The columns of padding that compiled layers get, so that they meet few lengths."""
+        if not self.compiled or is_traced():
+            return 0
+        return max(0, min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.config.max_positions) - length)
+
+    def pad_outputs(self, output_indices: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices and targets [n] of outputs for a compiled head: more of them, a multiple of `OUTPUTS_STEP`, whose
+        targets are ignored. Where nothing is compiled, as they are."""
+        extra = -len(targets) % OUTPUTS_STEP if self.compiled else 0
+        return F.pad(output_indices, (0, extra)), F.pad(targets, (0, extra), value=-100)
 
     def embed(
         self, tokens: Tensor, packing: Packing = NO_PADDING, token_positions: TokenPositions | None = None,
@@ -502,15 +539,21 @@ class LMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab))
         self.apply(init_bert)
 
-    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, weight: Tensor | None = None, targets: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., inputs], weight [V, C] -> [..., V]. Without the weight: x [..., C] to be multiplied by it, and the
-        bias [V], a copy: shards are taken away when a module's call is over."""
+        bias [V], a copy: shards are taken away when a module's call is over. With targets [n], x [n, inputs]: `loss`"""
         x = self.norm(F.gelu(self.dense(x)))
+        if weight is not None and targets is not None:
+            if not is_traced() and self._compiled_call_impl is not None:  # Dynamo has given up, or was told to
+                x, targets = x[targets.ne(-100)], targets[targets.ne(-100)]
+            return lm_loss(x, weight, self.bias, targets)
         return (x, self.bias.clone()) if weight is None else linear(x, weight, self.bias)
 
     def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """The sum of the cross-entropies of targets [n] under the logits of `forward(x, weight)`, x [n, inputs]."""
-        return lm_loss(self.norm(F.gelu(self.dense(x))), weight, self.bias, targets)
+        return self(x, weight, targets)
 
 
 class ClassificationHead(nn.Module):

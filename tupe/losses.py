@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .cpu import multiply, padded, product_over_rows
 from .positions import autocast_device
+from .tracing import is_traced
 
 LM_LOSS_ROWS = 1024  # masked tokens whose logits are computed at a time
 
@@ -88,6 +89,9 @@ def lm_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     device = autocast_device(x.device.type)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     with torch.autocast(device, enabled=False):
+        if is_traced():  # compiled code fuses what is done to logits; targets of -100 have no loss
+            logits = F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
+            return F.cross_entropy(logits.float(), targets, reduction="sum")
         if dtype == torch.float16:  # fp16 gradients must be scaled before they are rounded, so not in `forward`
             x, weight = x.to(dtype), weight.to(dtype)
             starts = range(0, max(1, len(x)), LM_LOSS_ROWS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
 from fairseq import modules
 from fairseq.data import Dictionary
 from fairseq.dataclass.configs import FairseqConfig
@@ -42,9 +43,10 @@ OURS = {  # name -> (architecture, options on top of it)
 }
 HF = {  # of the transformers library: name -> (kind, options); flash: on GPUs in half precision
     "hf": ("Bert", {"attn_implementation": "sdpa"}),
+    "hf-masked": ("Bert", {"attn_implementation": "sdpa"}),  # its head at masked tokens alone, as ours
     "hf-eager": ("Bert", {"attn_implementation": "eager"}),
     "hf-flash": ("Bert", {"attn_implementation": "flash_attention_2"}),
-    "modernbert": ("ModernBert", {
+    "modernbert": ("ModernBert", {  # transformers' port: padded, its head at all tokens
         "attn_implementation": "sdpa", "embedding_dropout": 0.1, "attention_dropout": 0.1, "mlp_dropout": 0.1,
         "pad_token_id": 1, "eos_token_id": 2, "sep_token_id": 2, "bos_token_id": 0, "cls_token_id": 0,
     }),
@@ -205,6 +207,9 @@ class Contender:
 
     def loss(self) -> Tensor:
         """The sum over masked tokens."""
+        if self.name == "hf-masked":
+            x = self.model.bert(self.tokens).last_hidden_state[self.indices]
+            return F.cross_entropy(self.model.cls(x).float(), self.targets[self.indices], reduction="sum")
         if self.name in HF:
             labels = self.targets.masked_fill(~self.masked, -100)
             return self.model(self.tokens, labels=labels).loss * self.masked.sum()

@@ -28,6 +28,7 @@ from tupe.common.active import reason
 from tupe.common.options import Command, ListOf
 from tupe.common.tables import TextTable
 from tupe.run.folder import write_atomically
+from tupe.tracing import allow_graphs
 
 from . import step
 from .contenders import HF, PEAK_SIZE, Contender, Setting, masked_batch, matrix_peak
@@ -182,9 +183,12 @@ def prepared(name: str, setting: Setting, way: str, **more) -> Contender:
     our models' options."""
     contender = Contender(name, setting, **more)
     if "compiled" in way:
-        torch._dynamo.config.recompile_limit = 64  # contenders share the code of a layer
-        for layer in contender.model.bert.encoder.layer if name in HF else contender.model.encoder.layers:
-            layer.compile(backend="inductor" if setting.device == "cuda" else "eager")
+        allow_graphs(64)  # contenders share the code of a layer
+        backend = {"backend": "inductor" if setting.device == "cuda" else "eager"}
+        for part in contender.model.bert.encoder.layer if name in HF else (contender.model.encoder,):
+            part.compile(**backend)
+        if name not in HF:
+            contender.model.lm_head.compile(dynamic=False, **backend)
     contender.step(0)
     if "graph" in way and setting.device == "cuda":
         record(contender)
@@ -279,10 +283,10 @@ def eager(trial: Trial) -> Iterator[dict]:
 
 @section("Steps with compiled layers", 150, COLUMNS + " prepared_s graphs breaks")
 def compiled(trial: Trial) -> Iterator[dict]:
-    """Layer by layer, for one length; three graphs and no break are right. Hugging Face's BERT computes its head at all
-    tokens."""
+    """Layer by layer, for one length, and our head with its loss; three graphs and no break are right. Hugging Face's
+    BERT computes its head at all tokens, `hf-masked` at the masked ones; their heads are not compiled."""
     for half in (True, False):
-        names = trial.pick([*OURS[:3], *["hf"] * (not half)], TINY)
+        names = trial.pick([*OURS[:3], *["hf", "hf-masked"] * (not half)], TINY)
         yield from measured(trial, names, trial.setting(half=half), "compiled")
 
 

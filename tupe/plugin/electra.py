@@ -116,7 +116,7 @@ class ElectraModel(TupeModel):
         if pretraining:
             self.generator = Generator(self.encoder, cfg.generator_fraction)
             if cfg.compile:
-                self.generator.compile()
+                nn.Module.compile(self.generator, dynamic=True)  # whole: its outputs are of any number
             self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)
 
     def build_lm_head(self, config: ModelConfig) -> None:

@@ -54,7 +54,9 @@ class TrainingConfig(FairseqDataclass):
         default="",
         metadata={"help": "Python files that register position schemes of your own, joined by ':'", "free": True},
     )
-    compile: bool = field(default=False, metadata={"help": "torch.compile the encoder", "free": True})
+    compile: bool = field(
+        default=False, metadata={"help": "torch.compile the layers, and the head with its loss", "free": True}
+    )
 
 
 def fairseq_fields() -> Iterator[tuple]:
@@ -128,9 +130,11 @@ class TupeModel(BaseFairseqModel):
         self.cfg, self.dictionary = cfg, dictionary
         config = core_config(cfg)
         self.encoder = EncoderWithSettings(len(dictionary), dictionary.pad(), dictionary.eos(), config)
+        self.lm_head = self.build_lm_head(config)
         if cfg.compile:
             self.encoder.compile()
-        self.lm_head = self.build_lm_head(config)
+            if self.lm_head is not None:
+                self.lm_head.compile(dynamic=False)
         self.classification_heads = nn.ModuleDict()
 
     def build_lm_head(self, config: ModelConfig) -> LMHead | None:
@@ -165,8 +169,10 @@ class TupeModel(BaseFairseqModel):
         classifies, indices = classification_head_name is not None, None
         if classifies and masked_tokens is None:
             indices = of_cls(src_tokens)
-        elif masked_tokens is not None and not (classifies or features_only or self.cfg.compile):
+        elif masked_tokens is not None and not (classifies or features_only):
             indices = flat_indices(masked_tokens, src_tokens)
+            if lm_targets is not None:
+                indices, lm_targets = self.encoder.pad_outputs(indices, lm_targets)
         with self.precision():
             x, _ = self.encoder(src_tokens, num_tokens=num_tokens, output_indices=indices)  # [B, L, C] or [indices, C]
         extra = {}

@@ -28,6 +28,7 @@ class ForPretraining(TupeForMaskedLM):
         self, input_ids: Tensor, output_indices: Tensor, labels: Tensor, num_tokens: int | None = None
     ) -> Tensor:  # fmt: skip
         encoder = self.tupe.encoder
+        output_indices, labels = encoder.pad_outputs(output_indices, labels)
         x, _ = encoder(input_ids, False, num_tokens, output_indices)
         return self.lm_head.loss(x, encoder.tokens.weight, labels)
 
@@ -48,6 +49,7 @@ def new_model(
         model.load_state_dict(replace(read_model(start), config=config).model().state_dict())
     if compiles:
         model.tupe.encoder.compile()
+        model.lm_head.compile(dynamic=False)
     return model
 
 
