@@ -32,24 +32,15 @@ from tupe.run.checksums import damaged, read_signed
 from tupe.run.folder import damage_in, write_atomically
 from tupe.run.processes import PROGRAM
 
-WORDS = [
-    "the",
-    "old",
-    "king",
-    "saw",
-    "a",
-    "river",
-    "and",
-    "never",
-    "painted",
-    "another",
-    "dog",
-    "near",
-    "that",
-    "house",
-]
+WORDS = ["the", "old", "king", "saw", "a", "river", "and", "never", "painted", "another", "dog"]
 TINY = ["--recipe=pretrain_small", "--arch=tupe_r_tiny", "--gpus=0", "--tokens-per-sample=24", "--batch-size=4"]
-TINY += ["--max-update=60", "--warmup-updates=5", "--save-interval-updates=10", "--num-workers=1"]
+TINY += [
+    "--max-update=60",
+    "--warmup-updates=5",
+    "--save-interval-updates=10",
+    "--keep-interval-updates=3",
+    "--num-workers=1",
+]
 KINDS = ("all", "one process", "the parent alone", "a signal", "a flipped bit")
 
 
