@@ -344,7 +344,8 @@ class Loop:
         folder.mkdir()
         tied = set(getattr(self.model, "_tied_weights_keys", None) or ())
         weights = {name: value.contiguous() for name, value in weights.items() if name not in tied}
-        self.model.config.save_pretrained(folder)
+        # Not by save_pretrained, which would put the model's code beside every checkpoint.
+        write_atomically(folder / "config.json", self.model.config.to_json_string())
         save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         for name, content in self.files.items():
             write_atomically(folder / name, content)
