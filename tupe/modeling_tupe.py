@@ -61,6 +61,7 @@ class TupePreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **options)
         for name, code in own.items():
             Path(save_directory, name).write_text(code, encoding="utf-8")
+        Path(save_directory, "checksums.json").unlink(missing_ok=True)  # of what was here before
 
     @classmethod
     def from_pretrained(

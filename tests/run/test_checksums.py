@@ -6,6 +6,7 @@ import random
 import shutil
 
 import pytest
+import torch
 from click.testing import CliRunner
 from helpers import official_folder
 
@@ -158,6 +159,16 @@ def test_a_change_of_ones_own_is_accepted(folders, tmp_path):
         read_model(copy)
     assert CliRunner().invoke(main, ["verify", "--accept", str(copy)]).exit_code == 0
     assert read_model(copy).config.layer_norm_eps == 1e-6
+
+
+def test_a_model_that_is_saved_over_another_is_none_that_is_damaged(folders, tmp_path):
+    """By transformers, which knows no checksums: those that were there leave."""
+    copy = shutil.copytree(folders / "export", tmp_path / "copy")
+    model = read_model(copy).model()
+    with torch.no_grad():
+        model.lm_head.bias += 1
+    model.save_pretrained(copy)
+    assert read_model(copy).weights["lm_head.bias"].mean() > 0.5
 
 
 def test_a_large_file_is_read_as_a_whole_once_on_a_machine(tmp_path, monkeypatch):
