@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 from helpers import official_folder
 
+import tupe
 from tupe.checkpoints.export import export
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.checkpoints.trained import read_model
@@ -19,7 +20,7 @@ from tupe.corpus import tasks
 from tupe.data.glue import check_glue, read_targets
 from tupe.data.splits import Split, check_split, read_symbols
 from tupe.run import checksums, record
-from tupe.run.folder import write_atomically
+from tupe.run.folder import fingerprint, write_atomically
 from tupe.train.saved import newest_whole
 
 DATA = ("dict.txt", "train.bin", "train.idx", "valid.bin", "valid.idx", "sentencepiece.bpe.model")
@@ -159,6 +160,14 @@ def test_a_change_of_ones_own_is_accepted(folders, tmp_path):
         read_model(copy)
     assert CliRunner().invoke(main, ["verify", "--accept", str(copy)]).exit_code == 0
     assert read_model(copy).config.layer_norm_eps == 1e-6
+
+
+def test_a_folder_says_what_made_it_and_from_what(folders, small, vocabulary):
+    made = checksums.read_signed(folders / "export" / "checksums.json")
+    assert made["version"] == tupe.__version__ and made["command"]
+    assert set(made["read"]) == {small.name, vocabulary.name} and str(small) not in json.dumps(made)  # names no person
+    task = checksums.read_signed(folders / "glue-bin" / "RTE" / "checksums.json")
+    assert task["read"] == {"dict.txt": fingerprint([vocabulary / "dict.txt"])}
 
 
 def test_a_model_that_is_saved_over_another_is_none_that_is_damaged(folders, tmp_path):

@@ -52,7 +52,8 @@ def export(
     if onnx:
         files["model.onnx"] = onnx_file(json.loads(files["config.json"]), trained.tensors(head))
     code_files = modelling_code(trained.config.position, text) if code else {}
-    write_sealed(output, {**code_files, **files}, record.command_line())
+    read = [path for path in (trained.path, data) if path is not None and path.exists()]
+    write_sealed(output, {**code_files, **files}, without_folders(record.command_line()), read)
 
 
 def files_of(trained: Trained, text: Mapping, head: str | None = None, code: bool = False) -> dict[str, str | bytes]:

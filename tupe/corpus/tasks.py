@@ -181,7 +181,7 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
             write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
         manifest["splits"][split] = counts
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
-    seal_all(folder, command_line())
+    seal_all(folder, command_line(), [vocabulary / "dict.txt"])
     return manifest
 
 

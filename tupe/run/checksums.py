@@ -73,27 +73,42 @@ def sha256(path: Path, progress: Callable[[int], Any] = lambda count: None) -> s
     return digest.hexdigest()
 
 
-def seal(folder: str | Path, names: Iterable[str], command: str = "", known: dict[str, dict] | None = None) -> None:
+def seal(
+    folder: str | Path, names: Iterable[str], command: str = "", known: dict[str, dict] | None = None,
+    read: Iterable[str | Path] = (),
+) -> None:  # fmt: skip
     """Note the checksums of files in a folder, beside those of others that are there. names: relative to it; command:
-    what made them; known: {name: what `about` said of the same content}, also of files that come after it."""
+    what made them; known: {name: what `about` said of the same content}, also of files that come after it; read: files
+    and folders that they were made from, whose names and fingerprints are noted."""
     folder, known = Path(folder), known or {}
     files = {name: known.get(name) or about(folder / name) for name in sorted(names)}
     old = read_signed(folder / NAME)["files"] if (folder / NAME).exists() else {}
     files = {name: entry for name, entry in {**old, **files}.items() if name in files or (folder / name).is_file()}
-    write_atomically(folder / NAME, signed({"version": __version__, "command": command, "files": files}))
+    made = {"version": __version__, "command": command, "read": {Path(path).name: _of(Path(path)) for path in read}}
+    write_atomically(folder / NAME, signed({**made, "files": files}))
 
 
-def write_sealed(folder: str | Path, files: dict[str, str | bytes | Callable], command: str = "") -> None:
-    """`write_together`, and the checksums of what was written."""
+def _of(path):
+    """The fingerprint of a file, or of what a folder holds itself but for what a run still writes."""
+    if path.is_file():
+        return fingerprint([path])
+    changing = (NAME, "lock", "record.json", "train.log")
+    return fingerprint(file for file in sorted(path.iterdir()) if file.is_file() and file.name not in changing)
+
+
+def write_sealed(
+    folder: str | Path, files: dict[str, str | bytes | Callable], command: str = "", read: Iterable[str | Path] = ()
+) -> None:
+    """`write_together`, and the checksums of what was written; see `seal`."""
     write_together(folder, files)
-    seal(folder, files, command)
+    seal(folder, files, command, read=read)
 
 
-def seal_all(folder: str | Path, command: str = "") -> None:
+def seal_all(folder: str | Path, command: str = "", read: Iterable[str | Path] = ()) -> None:
     """`seal` all that is in a folder and below."""
     folder = Path(folder)
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
-    seal(folder, [str(path.relative_to(folder)) for path in files], command)
+    seal(folder, [str(path.relative_to(folder)) for path in files], command, read=read)
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
