@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 
-from lab import delay, estimates, third, third_run
+from lab import delay, estimates, third
 from lab.estimates import contrast, first_below
 from lab.known import FIRST, Runs
 from lab.plan import Trial
@@ -106,12 +106,6 @@ def test_words_of_the_drift(values, p, word):
 def test_words_of_tiny_models_at_one_rate(values, word):
     one = contrast(dict(enumerate(values, 4)), dict.fromkeys((4, 5, 6), 0.0))
     assert third.verdict_of_rate(one) == word
-
-
-def test_a_block_belongs_to_the_document_in_which_it_begins():
-    sizes = np.array([60, 60, 1, 100, 1, 200, 30, 90, 10, 1])
-    # blocks of at most 127: [60, 60, 1], [100, 1], the sentence that is too long and left out, [30, 90], [10, 1]
-    assert third_run.documents_of_blocks(sizes, 127).tolist() == [0, 1, 2, 2]
 
 
 def test_documents_are_drawn_whole():
