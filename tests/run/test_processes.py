@@ -2,11 +2,13 @@
 
 import concurrent.futures
 import contextlib
+import multiprocessing
 import os
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import click
@@ -141,10 +143,19 @@ def test_training_takes_as_many_open_files_as_it_may_and_needs_some():
 def test_a_run_leaves_nothing_in_the_folder_of_temporary_files(engine, vocabulary, tmp_path):
     if engine == "fairseq":
         pytest.importorskip("fairseq")
-    (tmp_path / "temporary").mkdir()
     words = ["--engine", engine, "--data", vocabulary, "--output", tmp_path / "run", "--arch=bert_a_tiny", "--gpus=0"]
     words += ["--recipe=pretrain_small", "--tokens-per-sample=20", "--max-update=2", "--num-workers=2"]
     command = [*processes.PROGRAM, "pretrain", *map(str, words)]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "TMPDIR": str(tmp_path / "temporary")})
-    left = [path.name for path in (tmp_path / "temporary").iterdir()]
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a short path
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "TMPDIR": folder}, timeout=240)
+        left = os.listdir(folder)
     assert [name for name in left if not name.startswith("torchinductor")] == []  # which PyTorch keeps for the next
+
+
+def test_a_folder_of_temporary_files_with_a_long_path_is_refused(tmp_path, monkeypatch):
+    """Data workers would not be heard: the path of a socket in it is too long."""
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(folder))
+    with pytest.raises(ValueError, match="export TMPDIR=/tmp"):
+        processes.prepare_for_data_workers()

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from .stop import SIGNALS
 
 PROGRAM = (sys.executable, "-m", "tupe")
+LONGEST_FOLDER = 107 - len("/listener-12345678")  # of a Unix socket's path, and the name of Python's in a folder
 
 
 def complete(command: Iterable) -> None:
@@ -30,15 +31,17 @@ def complete(command: Iterable) -> None:
 
 def prepare_for_data_workers(fewest: int = 256) -> None:
     """Let this process have as many open files as it may, and one temporary folder for all its data workers, which
-    leave with it. (Each would have its own, and not remove it.) Raises ValueError for a machine that allows too few:
-    data workers would wait for ever."""
+    leave with it. (Each would have its own, and not remove it.) Raises ValueError for a machine that allows too few,
+    and for a TMPDIR whose path is too long for their sockets: data workers would wait for ever."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = hard if hard != resource.RLIM_INFINITY else max(soft, 2**16)
     if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     if most < fewest:
         raise ValueError(f"this shell allows {most} open files, and training needs {fewest}: ulimit -n 1024")
-    multiprocessing.util.get_temp_dir()
+    folder = multiprocessing.util.get_temp_dir()
+    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+        raise ValueError(f"{folder}: a path of at most {LONGEST_FOLDER} bytes holds sockets: export TMPDIR=/tmp")
 
 
 @contextmanager
