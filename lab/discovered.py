@@ -40,6 +40,9 @@ NAMES = {
 }  # fmt: skip
 
 
+TEN_COLOURS = ["#777777", *plotting.COLOURS[:7], "#882255", "#7A7B00"]  # of the ten, in their order
+
+
 # -------------------------------------------------------------------------------------------------------------- tables
 
 
@@ -162,7 +165,7 @@ def draw(found: list[Entry]) -> None:
             axis.plot(updates, mean, color="#c8c8c8", linewidth=0.7, zorder=1)
             continue
         index = list(TEN).index(entry.encoding)
-        colour, dash = plotting.COLOURS[index % 8], plotting.DASHES[index % 4]
+        colour, dash = TEN_COLOURS[index], plotting.DASHES[index % 4]
         axis.plot(updates, mean, color=colour, linestyle=dash, linewidth=1.6, zorder=3)
         if len(entry.curves) > 1:
             low, high = np.min(entry.curves, axis=0), np.max(entry.curves, axis=0)
@@ -171,8 +174,8 @@ def draw(found: list[Entry]) -> None:
     apart, at = 0.17, -math.inf
     for end in sorted(ends):  # names are moved up until they do not overlap
         at = max(end[0], at + apart)
-        axis.annotate(end[1], (UPDATES, end[0]), (UPDATES + 60, at), color=end[2], fontsize=10, va="center",
-                      arrowprops={"arrowstyle": "-", "color": end[2], "linewidth": 0.5})  # fmt: skip
+        line = {"arrowstyle": "-", "color": end[2], "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
+        axis.annotate(end[1], (UPDATES, end[0]), (UPDATES + 160, at), color=end[2], va="center", arrowprops=line)
     axis.set_xlim(0, UPDATES + 900)
     axis.set_ylim(min(entry.curves[0].min() for entry in found) - 0.2, 10.2)
     axis.set_xticks(range(0, UPDATES + 1, 500))
