@@ -88,12 +88,12 @@ def begin(victim: Victim, output: Path, log: Path) -> subprocess.Popen:
                                 start_new_session=True, env=environment)  # fmt: skip
 
 
-def below(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     """A process and all that it has started."""
     found = [pid]
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [each for child in (thread / "children").read_text().split() for each in below(int(child))]
+            found += [each for child in (thread / "children").read_text().split() for each in descendants(int(child))]
     return found
 
 
@@ -105,7 +105,7 @@ def send(pids: list[int], number: int) -> None:
 
 def strike(kind: str, process: subprocess.Popen, output: Path, chance: random.Random) -> bool:
     """Returns whether anything was done."""
-    tree = below(process.pid)
+    tree = descendants(process.pid)
     if kind == "a flipped bit":
         send(tree, signal.SIGKILL)
         process.wait()
@@ -120,7 +120,7 @@ def strike(kind: str, process: subprocess.Popen, output: Path, chance: random.Ra
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in tree[1:]) and time.monotonic() < deadline:
         time.sleep(0.1)  # what lost its parent ends by itself
-    send(below(process.pid), signal.SIGKILL)
+    send(descendants(process.pid), signal.SIGKILL)
     process.wait()
     return True
 

@@ -17,6 +17,7 @@ import click
 
 from tupe import schemes  # noqa: F401  (registers all encodings)
 from tupe.common import options
+from tupe.common.prepared import text_encoder
 from tupe.evaluate.extrapolate import extrapolation
 from tupe.evaluate.loading import load_model, text_block
 from tupe.evaluate.order import evaluate
@@ -24,7 +25,6 @@ from tupe.positions import SCHEMES
 from tupe.run import record
 from tupe.run.folder import lock, unlock, write_atomically
 from tupe.sweep import runner
-from tupe.text import TextEncoder
 
 from .execute import check_data
 
@@ -98,7 +98,7 @@ def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
     if state != "finished" or (folder / "evaluation.json").exists() or not lock(folder):
         return
     model, text = load_model(folder / "checkpoint_last.pt", data)
-    content = evaluate(model, text, TextEncoder(data), SENTENCES, TOKENS)
+    content = evaluate(model, text, text_encoder(data), SENTENCES, TOKENS)
     del content["loss"]["blocks"]
     stream = text_block(text, sys.maxsize).numpy()[1:]
     content["lengths"] = [asdict(loss) for loss in extrapolation(model, stream, LENGTHS, WINDOWS)]

@@ -25,8 +25,9 @@ from tupe.run import record
 from tupe.run.folder import write_atomically
 
 from .collect import training_losses
+from .delay import interval
 from .discover import COOLDOWN, LENGTHS, TEN, UPDATES, Run, others
-from .estimates import first_below, mean_interval, number
+from .estimates import first_below, number
 from .known import FIRST
 
 TABLES = FIRST / "discovery"
@@ -158,10 +159,9 @@ def draw(found: list[Entry]) -> None:
     the lines, the others grey."""
     figure, (axis,) = plotting.curves(1, width=7.2, height=4.6)
     updates, ends = np.arange(EVERY, UPDATES + 1, EVERY), []
-    ten = [entry for entry in found if entry.encoding in TEN]
     for entry in found:
         mean = np.mean(entry.curves, axis=0)
-        if entry not in ten:
+        if entry.encoding not in TEN:
             axis.plot(updates, mean, color="#c8c8c8", linewidth=0.7, zorder=1)
             continue
         index = list(TEN).index(entry.encoding)
@@ -193,15 +193,6 @@ def span(values: list[float | None]) -> str:
     return ", ".join(shown + ["never"] * never)
 
 
-def mean(values: list, digits: int = 2) -> str:
-    """Mean with its 95 % interval; a single value; nothing where one is missing."""
-    if None in values or not values:
-        return ""
-    middle, interval = mean_interval(values)
-    text = f"{middle:.{digits}f}"
-    return text if interval is None else f"{text} [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
-
-
 def table(found: list[Entry]) -> TextTable:
     rows = []
     for entry in found:
@@ -212,8 +203,8 @@ def table(found: list[Entry]) -> TextTable:
         order = 100 * statistics.mean(float(row["order"]) for row in entry.rows)
         rows.append([
             NAMES.get(entry.encoding, f"`{entry.encoding}`"), str(len(entry.rows)), f"{entry.rate:g}",
-            span(entry.exits), mean(entry.delays, 0), mean(entry.offsets), mean(entry.losses), f"{order:.0f}", *changes,
-            f"{int(entry.rows[0]['parameters']):,}",
+            span(entry.exits), interval(entry.delays, 0), interval(entry.offsets), interval(entry.losses),
+            f"{order:.0f}", *changes, f"{int(entry.rows[0]['parameters']):,}",
         ])  # fmt: skip
     header = ["encoding", "runs", "rate", "exit", "delay", "offset", "loss", "order, %",
               *(f"{n:,} tokens" for n in LENGTHS[1:]), "parameters"]  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 
 from tupe.common import options
 from tupe.common.options import ListOf
+from tupe.common.prepared import text_encoder
 from tupe.data.splits import Split
 from tupe.evaluate.loading import HeldOut
 from tupe.evaluate.order import evaluate
@@ -24,7 +25,6 @@ from tupe.positions import load_scheme_file
 from tupe.run import record
 from tupe.run.folder import write_atomically
 from tupe.sweep import runner
-from tupe.text import TextEncoder
 
 from . import collect, delay
 from .execute import train, train_stage
@@ -100,7 +100,7 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
 def evaluation(model: Any, text: HeldOut, data: Path) -> dict:
     """What evaluation.json holds: order sensitivity, and the loss of all held-out blocks, also by document."""
     blocks = text.blocks("valid").blocks
-    content = evaluate(model, text, TextEncoder(data), SENTENCES, int(blocks.sizes.sum()))
+    content = evaluate(model, text, text_encoder(data), SENTENCES, int(blocks.sizes.sum()))
     documents = documents_at(Split(data / "valid").sizes, blocks.borders[0][:, 0])
     further = {}
     for name in ("nats", "tokens"):  # the last blocks may have no masked token, and no sum

@@ -74,14 +74,21 @@ def _start(vocabulary):
 
 def text_encoder(folder: str | Path) -> TextEncoder:
     """The text encoder of a folder. Raises ValueError for a file that is not what was written."""
-    for name in TextEncoder.FILES:
-        check(Path(folder, name))
+    encoder_files(folder)
     return TextEncoder(folder)
+
+
+def encoder_files(folder: str | Path) -> dict[str, Path]:
+    """{name: path} of the files of a folder's text encoder. Raises ValueError for one that is not what was written."""
+    files = {name: Path(folder, name) for name in TextEncoder.FILES if Path(folder, name).is_file()}
+    for path in files.values():
+        check(path)
+    return files
 
 
 def _copy_encoder(vocabulary, output):
     """Copy the encoder's files, unless what is there was prepared with others."""
-    files = {name: (vocabulary / name).read_bytes() for name in TextEncoder.FILES if (vocabulary / name).exists()}
+    files = {name: path.read_bytes() for name, path in encoder_files(vocabulary).items()}
     for name in TextEncoder.FILES:
         if (output / name).exists() and (output / name).read_bytes() != files.get(name):
             raise ValueError(
@@ -95,9 +102,7 @@ def _copy_encoder(vocabulary, output):
 
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:
     """The text encoder's files and, if there are pieces, tokenizer_config.json: {name: content}."""
-    for name in TextEncoder.FILES:
-        check(data / name)
-    files = {name: (data / name).read_bytes() for name in TextEncoder.FILES if (data / name).is_file()}
+    files: dict[str, str | bytes] = {name: path.read_bytes() for name, path in encoder_files(data).items()}
     if "manifest.json" in files:  # it lists every input of the data; the text encoder reads only these
         manifest, names = json.loads(files["manifest.json"]), ("pipeline", *TextEncoder.SETTINGS)
         read = {name: manifest[name] for name in names if name in manifest}

@@ -20,7 +20,7 @@ from .folder import SAMPLE, SAMPLES, damage_in, fingerprint, write_atomically, w
 
 NAME = "checksums.json"
 LEVELS = 3  # a file's checksum is in its folder or at most two above: TASK/input0/train.bin
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tupe" / "checked"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tupe", "checked")
 
 logger = logging.getLogger(__name__)
 _checked: dict[Path, tuple] = {}  # file -> what `_identity` said when this process compared it
@@ -137,7 +137,7 @@ def check(path: str | Path) -> None:
                 f"{path} is damaged: {wrong} is not what {home / NAME} says; restore the file or make it again (if the "
                 f"change is yours: tupe verify --accept {home})"
             )
-    elif zipfile.is_zipfile(path) and path.suffix == ".pt":
+    elif path.suffix == ".pt" and zipfile.is_zipfile(path):
         if not _is_noted(identity, "zip"):
             if damage := damage_in(path):
                 raise ValueError(f"{path} is damaged: {damage}; take another checkpoint")
@@ -179,7 +179,9 @@ def _is_noted(identity, content):
 
 
 def _note(identity, content):
-    with suppress(OSError):  # a machine without a home
+    if not CACHE.is_absolute():  # of a user without a home, whose "~" stays as it is
+        return
+    with suppress(OSError):
         CACHE.mkdir(parents=True, exist_ok=True)
         (CACHE / _key(identity, content)).touch()
 

@@ -34,8 +34,9 @@ def newest_whole(folder: Path) -> tuple[int, Path | None]:
     over."""
     wrong = None
     for updates, path in reversed(checkpoints(folder).items()):
-        damage = checksums.damaged(path)
-        if not (path / checksums.NAME).exists():  # of a version without them
+        if (path / checksums.NAME).exists():
+            damage = checksums.damaged(path)
+        else:  # of a version without them
             found = ((name, damage_in(path / name)) for name in (WEIGHTS, OPTIMIZER))
             damage = next((f"{name}: {said}" for name, said in found if said), None)
         if damage is None:
