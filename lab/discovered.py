@@ -26,7 +26,7 @@ from tupe.run.folder import write_atomically
 
 from .collect import training_losses
 from .delay import interval
-from .discover import COOLDOWN, LENGTHS, TEN, UPDATES, Run, others
+from .discover import COOLDOWN, LENGTHS, RATES, TEN, UPDATES, Run, others
 from .estimates import first_below, number
 from .known import FIRST
 
@@ -116,7 +116,12 @@ def entries() -> list[Entry]:
     def loss(runs):
         return statistics.mean(float(rows[run]["loss"]) for run in runs)
 
-    best = {name: min(rates.values(), key=loss) for name, rates in by_rate.items()}
+    # Until the ten have run at both rates, they count at the one that all of them have: more tries find a lower loss.
+    shared = set.intersection(*(set(rates) for name, rates in by_rate.items() if name in TEN), set(RATES))
+    best = {}
+    for name, rates in by_rate.items():
+        counting = [runs for rate, runs in rates.items() if rate in shared or name not in TEN]
+        best[name] = min(counting or rates.values(), key=loss)
     if "nopos" not in best or "rope" not in best:
         return []
     plateau = [
