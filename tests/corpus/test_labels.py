@@ -120,7 +120,7 @@ def test_whole_numbers_are_classes_in_the_order_of_numbers(vocabulary, tmp_path)
 
 GOOD = "a,y\n" + "cat,yes\nmat,no\n" * 4
 BAD = {  # content of the table -> (words, what the error says)
-    GOOD + "cat\n": ((), "t.csv, line 10: no 'y'; the fields there: a"),
+    GOOD + "cat\n": ((), "t.csv, line 10: no 'y' (the fields there: a)"),
     GOOD + "cat,\n": ((), "t.csv, line 10: no label in 'y'"),
     GOOD + "cat,dog,no\n": ((), "t.csv, line 10: more fields than columns (no)"),
     GOOD + '"cat,no\nmat,yes\n': ((), "t.csv, line 10: unexpected end of data"),
@@ -128,8 +128,10 @@ BAD = {  # content of the table -> (words, what the error says)
     GOOD: (("--text", "b"), "t.csv has no column 'b'; it has a, y: choose with --text"),
     GOOD + "x,no\n": (("--labels", "yes"), "line 3: unknown label 'no'; valid: yes"),
     GOOD + "dog,yes\n": (("--valid", "v.csv"), "v.csv, line 3: unknown label 'maybe'; valid: no, yes"),
-    "a,y\n" + "cat,1.5\nmat,2.5\n" * 4: ((), "'y' has numbers such as 1.5: if they are classes, name them all with"),
-    "a,y\n" + "".join(f"cat,{n}\n" for n in range(50)): ((), "'y' has numbers such as 0: if they are classes"),
+    "a,y\n" + "".join(f"cat,{n}\n" for n in range(50)): (
+        (),
+        "'y' has 50 different values in 50 rows, such as 0",
+    ),
     GOOD + "cat,NaN\n": ((), "t.csv, line 10: no label in 'y'"),
     GOOD + "u,yes\n": (("--test", "w.csv"), "w.csv, line 2: no label in 'y'"),
     "a,y,y\ncat,yes,no\n": ((), "t.csv has more than one column 'y': rename one"),
@@ -159,7 +161,7 @@ ROWS = "".join(json.dumps({"a": "cat", "y": n % 2}) + "\n" for n in range(6))
 ODD = {
     "t.csv": (
         GOOD.encode() + "caf\xe9,yes\n".encode("latin-1"),
-        "line 10: byte 0xe9 at column 4 is not UTF-8: convert",
+        "line 10: byte 0xe9 is not UTF-8: convert",
     ),
     "t.jsonl": ((ROWS + '{"a": 1, "y": 0}').encode(), "line 7: 'a' is not text: 1"),
     "u.jsonl": ((ROWS + '{"a": "mat", "y": [0, 1]}').encode(), "line 7: the label [0, 1] is not a word or a number"),

@@ -65,7 +65,7 @@ def test_a_table_with_a_hole_names_its_row(tmp_path):
         with pytest.raises(ValueError, match=f"{name}, {place}: .*go on with --errors replace"):
             read(path)
         documents, stats = read(path, errors="replace")
-        assert len(documents) == (7 if name == "a.csv" else 9) and sum(map(len, stats.dropped.values())) == 1
+        assert len(documents) == (7 if name == "a.csv" else 9) and stats.dropped.total() == 1
 
 
 def test_no_text_of_a_row_is_left_out(tmp_path):
@@ -75,7 +75,7 @@ def test_no_text_of_a_row_is_left_out(tmp_path):
     with pytest.raises(ValueError, match=r"a.csv, line 3: more fields than columns \( and more,  too\); replace"):
         read(path)
     documents, stats = read(path, errors="replace")
-    assert len(documents) == 2 and stats.dropped == {"document: more fields than columns": {str(path): 1}}
+    assert len(documents) == 2 and stats.dropped == {"document: more fields than columns": 1}
     path.write_text("\n\r\nid,text,,\n1,One,,,\n\n2,Two\n")  # blank lines, and commas too many that lose nothing
     assert [document.text for document in read(path)[0]] == ["One", "Two"]
     for content, message in (("text,id,text\na,1,b\n", "more than one column 'text'"), ("", "no column: it is empty")):
@@ -83,7 +83,7 @@ def test_no_text_of_a_row_is_left_out(tmp_path):
         with pytest.raises(ValueError, match=f"a.csv has {message}"):
             read(path)
     path = write(tmp_path, "a.jsonl", "text", ["One.", 5])
-    with pytest.raises(ValueError, match=r"a.jsonl, line 2: not a JSON object with a \"text\" \('text' is 5\)"):
+    with pytest.raises(ValueError, match=r"a.jsonl, line 2: no text in 'text' \(fields: id, text, url: choose "):
         read(path)
 
 
@@ -101,9 +101,9 @@ def test_an_array_is_read_whole_or_not_at_all(tmp_path):
         with pytest.raises(ValueError, match=message):
             read(path)
         documents, stats = read(path, errors="replace")
-        assert not documents and stats.dropped == {"file: damaged, read up to there": {str(path): 1}}
+        assert not documents and stats.dropped == {"file: damaged, read up to there": 1}
     path.write_bytes(b'[{"text": "good"},\n {"text": "bad \xff"}]')
-    with pytest.raises(ValueError, match="a.json, line 2: byte 0xff at column 16 is not UTF-8"):
+    with pytest.raises(ValueError, match="a.json, line 2: byte 0xff is not UTF-8"):
         read(path)
     assert [document.text for document in read(path, errors="replace")[0]] == ["good", "bad \ufffd"]
 
@@ -121,7 +121,7 @@ def test_a_quotation_mark_that_stays_open_swallows_no_row(tmp_path, name, conten
         read(tmp_path / name)
     documents, stats = read(tmp_path / name, errors="replace")
     assert [document.text for document in documents] == kept
-    assert stats.dropped == {"file: damaged, read up to there": {str(tmp_path / name): 1}}
+    assert stats.dropped == {"file: damaged, read up to there": 1}
 
 
 def test_quotation_marks_may_be_text(tmp_path):

@@ -11,7 +11,7 @@ import sentencepiece
 from tupe.corpus import steps as corpus
 from tupe.corpus import vocabulary
 from tupe.corpus.readers import Document
-from tupe.corpus.stats import SAMPLES, Stats
+from tupe.corpus.stats import Stats
 from tupe.normaliser import Normaliser, Raw
 
 
@@ -20,22 +20,21 @@ def test_paragraphs_are_cleaned_joined_and_dropped_with_a_reason():
     good = "This is a paragraph of more than eight words in all."
     junk = "1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9"
     texts = ["Chapter 1", good, good, "\u200b", junk, "x" * 1001, "The end."]
-    kept = corpus.clean_paragraphs(texts, stats, "a.txt", Normaliser())
+    kept = corpus.clean_paragraphs(texts, stats, Normaliser())
     assert kept == [f"Chapter 1 {good} The end."]
-    assert stats.counts == {"paragraphs": 6, "short paragraphs joined to the next": 2}
     assert stats.dropped == {
-        "paragraph: repeated in its document": {"a.txt": 1},
-        "paragraph: few letters": {"a.txt": 1},
-        "paragraph: a word of more than 1000 characters": {"a.txt": 1},
+        "paragraph: repeated in its document": 1,
+        "paragraph: few letters": 1,
+        "paragraph: a word of more than 1000 characters": 1,
     }
-    assert stats.samples["paragraph: few letters"] == [junk]
+    assert stats.examples["paragraph: few letters"] == junk
 
 
 def test_documents_with_nothing_left():
     stats, normaliser = Stats(), Normaliser()
     for text in ("Only four words here", "12 34 56", "{{" * 9):
         assert corpus.normalise_document(Document("s", "d", False, text), normaliser, stats) is None
-    assert sum(n for reason, d in stats.dropped.items() if reason.startswith("document") for n in d.values()) == 3
+    assert sum(n for reason, n in stats.dropped.items() if reason.startswith("document")) == 3
 
 
 def test_stats_add_up_in_order(tmp_path):
@@ -43,13 +42,13 @@ def test_stats_add_up_in_order(tmp_path):
     for i, folder in enumerate(shards):
         shard = Stats()
         shard.count("n", i)
-        shard.drop("document", "why", f"source {i % 2}", f"example {i}")
+        shard.drop("document", "why", f"example {i}")
         shard.keep("source 0", "train", 7)
         folder.mkdir()
         shard.save(folder)
     total = Stats.load(shards)
-    assert total.counts["n"] == sum(range(30)) and total.dropped["document: why"] == {"source 0": 15, "source 1": 15}
-    assert total.samples["document: why"] == [f"example {i}" for i in range(SAMPLES)]
+    assert total.counts["n"] == sum(range(30)) and total.dropped == {"document: why": 30}
+    assert total.examples == {"document: why": "example 0"}
     assert total.sources == {"source 0": {"train: documents": 30, "train: ids": 210}}
 
 
@@ -91,7 +90,7 @@ def test_vowels_that_are_marks_count_as_letters():
     assert sum(sign.isalpha() or sign == " " for sign in malayalam) < 0.6 * len(malayalam)
     for normaliser in (Normaliser(language="ml"), Raw(language="ml")):
         stats = Stats()
-        assert corpus.clean_paragraphs([malayalam], stats, "a", normaliser) and not stats.dropped
+        assert corpus.clean_paragraphs([malayalam], stats, normaliser) and not stats.dropped
 
 
 def digests(count):

@@ -8,6 +8,7 @@ import helpers
 import pytest
 import torch
 from click.testing import CliRunner
+from corpus.test_tokenizers import theirs
 
 from tupe.checkpoints.export import export
 from tupe.checkpoints.trained import read_model
@@ -24,17 +25,14 @@ SENTENCES = [
 ]
 
 
-OTHERS = [pytest.param("wordpiece", marks=pytest.mark.thorough)]
-
-
-@pytest.fixture(scope="module", params=["bpe", *OTHERS])
-def folder(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
     """data/ with text and ck/ with a tiny model after two updates."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp("tokenizer")
+    theirs("bpe", folder / "theirs")
     text = "\n\n".join(" ".join(f"{s} Number {i}." for s in SENTENCES) for i in range(40))
     (folder / "a.txt").write_text(text, encoding="utf-8")
-    size = {"bpe": 300, "wordpiece": 100}[request.param]
-    choices = {"tokenizer": request.param, "vocab_size": size, "valid_fraction": 0.5, "cased": True, "workers": 1}
+    choices = {"tokenizer": str(folder / "theirs"), "valid_fraction": 0.5, "workers": 1}
     prepare([str(folder / "a.txt")], str(folder / "data"), **choices)
     helpers.train(
         helpers.pretrain_arguments(folder / "data", folder / "ck", "--max-update=2", "--tokens-per-sample=64")

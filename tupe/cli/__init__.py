@@ -13,8 +13,8 @@ from ..common.options import did_you_mean, needs, own_files, quiet_imports
 GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click command, what it does)
     "Data": {
         "prepare corpus": ("corpus.engine:command", "Turn raw text into data for pre-training."),
-        "prepare glue": ("corpus.tasks:command", "Turn GLUE's official files into data for fine-tuning."),
-        "prepare labels": ("corpus.labels:command", "Turn a table with labels of your own into a task."),
+        "prepare glue": ("corpus.tasks:glue_command", "Turn GLUE's official files into data for fine-tuning."),
+        "prepare labels": ("corpus.tasks:labels_command", "Turn a table with labels of your own into a task."),
     },
     "Train": {
         "pretrain": ("cli.train:pretrain", "Train a masked language model or an ELECTRA."),

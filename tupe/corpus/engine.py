@@ -14,7 +14,6 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from tqdm import tqdm
@@ -32,9 +31,9 @@ from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
 from . import steps as corpus
 from .readers import find_inputs
-from .records import Reading, imported
+from .records import COMPRESSED, Reading, imported
 from .stats import Stats, write_report
-from .vocabulary import SPECIALS, TRAINED, read_tokenizer
+from .vocabulary import SPECIALS, read_tokenizer
 
 # All that a run puts into its folder beside `work`. What else is there is another's.
 WRITTEN = ("manifest.json", "train.idx", "valid.idx", "train.bin", "valid.bin", *TextEncoder.FILES, "report.md")
@@ -61,23 +60,17 @@ class Choices:
     def __post_init__(self):
         if self.keep_words and self.tokenizer != "paper":
             raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
-        if self.cased and self.tokenizer not in ("paper", *TRAINED):
-            raise ValueError(
-                f"--cased does not go with --tokenizer {self.tokenizer}, which says itself whether case matters"
-            )
+        if self.cased and self.tokenizer != "paper":
+            raise ValueError("--cased goes with --tokenizer paper alone: other tokenisers decide about case themselves")
 
     def text(self) -> dict:
         """The options of the text's normaliser."""
         options = {"spacy_model": self.spacy_model, "language": self.language, "sentences": self.sentences}
         return {**options, "cased": self.cased} if self.tokenizer == "paper" else options
 
-    def training(self) -> tuple | None:
-        """The tokeniser, as `corpus.vocabulary` takes it."""
-        if self.tokenizer == "paper":
-            return None
-        if self.tokenizer in TRAINED:
-            return self.tokenizer, {"cased": self.cased, "prose": self.sentences == "rules"}
-        return None, read_tokenizer(self.tokenizer)
+    def given(self) -> str | None:
+        """The contents of the tokenizer.json that is given."""
+        return None if self.tokenizer == "paper" else read_tokenizer(self.tokenizer)
 
 
 # ------------------------------------------------------------------------------------------------------- running tasks
@@ -187,9 +180,9 @@ def _claim(out, settings, overwrite):
     """Make `out` ready for a run with these settings. Returns whether that run is finished already.
 
     A run that is not finished leaves `work`. It continues with other inputs and options too: only the tasks that they
-    leave as they are count as finished.
+    leave as they are count as finished, and its files are joined anew, for some may have been moved out.
     """
-    manifest, begun = out / "manifest.json", out / "work" / "settings.json"
+    manifest, work = out / "manifest.json", out / "work"
     if manifest.is_file():
         if json.loads(manifest.read_text()).get("settings") == settings:
             return True
@@ -202,16 +195,13 @@ def _claim(out, settings, overwrite):
                 f"{out} also holds {', '.join(tasks)}, prepared with the vocabulary that --overwrite would replace; "
                 "move them, or choose another folder"
             )
-    elif not begun.is_file() and out.is_dir() and any(out.iterdir()):
+    elif not work.is_dir() and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty, and its files are no data: empty it yourself, or choose another folder")
-    begun.parent.mkdir(parents=True, exist_ok=True)
-    if manifest.is_file() or not begun.is_file() or json.loads(begun.read_text()) != settings:
-        write_atomically(begun, json.dumps(settings, allow_nan=False))
-        shutil.rmtree(begun.parent / "merge", ignore_errors=True)  # its files may have been moved out
-        for name in WRITTEN:
-            (out / name).unlink(missing_ok=True)
-    for stale in begun.parent.glob("*/.*"):  # half-written
-        shutil.rmtree(stale)
+    work.mkdir(parents=True, exist_ok=True)
+    for name in WRITTEN:
+        (out / name).unlink(missing_ok=True)
+    for stale in (work / "merge", *work.glob("*/.*")):  # half-moved, half-written
+        shutil.rmtree(stale, ignore_errors=True)
     for stale in (*out.glob("manifest.json.*.partial"), *out.glob("report.md.*.partial")):
         stale.unlink()
     return False
@@ -220,12 +210,17 @@ def _claim(out, settings, overwrite):
 # ---------------------------------------------------------------------------------------------------------- a whole run
 
 
+def say(line: str) -> None:
+    """Print a line for the user."""
+    click.echo(f"prepare corpus: {line}", err=True)
+
+
 def _groups(inputs, shard_bytes):
     """Inputs in groups of about a shard; compressed text counts four times."""
     group, size = [], 0
     for source in inputs:
         group.append(source)
-        size += source.size * (4 if source.path.endswith((".gz", ".bz2", ".xz", ".zst")) else 1)
+        size += source.size * (4 if source.path.endswith(COMPRESSED) else 1)
         if size >= shard_bytes:
             yield group
             group, size = [], 0
@@ -233,18 +228,14 @@ def _groups(inputs, shard_bytes):
         yield group
 
 
-def _too_few(left: int, place: str, stats: Stats, copies: int = 0) -> ValueError:
+def _too_few(left: int, copies: int, names: str, stats: Stats) -> ValueError:
     """The error for fewer than two documents, with the reasons why others were dropped."""
-    reasons = [
-        f"{reason} ({sum(sources.values())}, the first: {shorten(stats.samples[reason][0])})"
-        for reason, sources in sorted(stats.dropped.items())
-    ]
-    if copies:
-        reasons.append(f"copies of other documents ({copies})")
+    reasons = [f"copies of other documents ({copies})"] if copies else []
+    for reason, number in sorted(stats.dropped.items()):
+        reasons.append(f"{reason} ({number}, the first: {shorten(stats.examples[reason])})")
+    need = "training and validation need one each (in .txt files, empty lines separate documents)"
     why = f"; dropped: {'; '.join(reasons)}" if reasons else ""
-    if left:
-        why = f"; training and validation need one each (in .txt files, empty lines separate documents){why}"
-    return ValueError(f"{left or 'no'} document {place}{why}")
+    return ValueError(f"{left or 'no'} document is left of {names}; {need}{why}")
 
 
 def prepare(
@@ -254,16 +245,13 @@ def prepare(
     overwrite: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
-    report: Callable[[str], Any] = lambda text: None,
     **choices,
 ) -> dict:
-    """Run all steps into the folder `out`. choices: of `Choices`; `command` documents them all. workers: processes,
-    None for one per core; scheduler: the address of a Dask cluster instead. report: called with lines for the user.
-    Returns the manifest.
+    """Run all steps into the folder `out`, and return the manifest. choices: of `Choices`; `command` documents them.
+    workers: processes, None for one per core; scheduler: the address of a Dask cluster instead.
 
-    Raises ValueError for bad inputs or options, and for a worker or disk that fails: finished tasks are kept, and the
-    same call continues from there. Raises BlockingIOError if another process prepares `out`, and SystemExit after a
-    signal.
+    Raises ValueError for bad inputs or options, and for a worker or disk that fails, BlockingIOError if another process
+    prepares `out`, and SystemExit after a signal. Finished tasks are kept: the same call continues from there.
     """
     check_name(out)
     out, received = Path(out).resolve(), []
@@ -272,14 +260,14 @@ def prepare(
     run = Preparation(out / "work", executor, received)
     with handled(SIGNALS, lambda number, frame: received.append(number)), owned(out):
         try:
-            return _prepare(inputs, out, Choices(**choices), run, overwrite, report)
+            return _prepare(inputs, out, Choices(**choices), run, overwrite)
         except SystemExit:  # of `Preparation.look`
-            report(f"stopped by {signal.Signals(received[0]).name}; the same command continues from here")
+            say(f"stopped by {signal.Signals(received[0]).name}; the same command continues from here")
             raise
 
 
-def _prepare(inputs, out, choices, run, overwrite, report):
-    training, text = choices.training(), choices.text()
+def _prepare(inputs, out, choices, run, overwrite):
+    tokenizer, text = choices.given(), choices.text()
     pipeline = PaperText if choices.tokenizer == "paper" else TokenizerText
     normaliser = (pipeline.normaliser_of, *text.items())
     sources, skipped = find_inputs(inputs, out)
@@ -290,15 +278,15 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         "inputs": [list(source) for source in sources],
         "skipped": skipped,
         **dataclasses.asdict(choices),
-        "tokenizer_hash": hashlib.sha256(repr(training).encode()).hexdigest()[:12],  # of its contents, where given
+        "tokenizer_hash": hashlib.sha256(repr(tokenizer).encode()).hexdigest()[:12],
     }
     if _claim(out, settings, overwrite):
-        report(f"{out} is finished already")
+        say(f"{out} is finished already")
         shutil.rmtree(out / "work", ignore_errors=True)  # of a run that was killed while it did this
         return json.loads((out / "manifest.json").read_text())
     if skipped:
         more = " ..." if len(skipped) > 5 else ""
-        report(f"skipped {len(skipped)} files, of unknown kind or named twice: {', '.join(skipped[:5])}{more}")
+        say(f"skipped {len(skipped)} files, of unknown kind or named twice: {', '.join(skipped[:5])}{more}")
 
     # Raw text in shards.
     shard_bytes = int(choices.shard_mb * 1e6)
@@ -307,18 +295,12 @@ def _prepare(inputs, out, choices, run, overwrite, report):
         (f"{i:05}", sum(source.size for source in group), (group, reading, shard_bytes))
         for i, group in enumerate(_groups(sources, shard_bytes))
     ]
-    # A worker of a cluster has another working folder. This one is not an argument of the tasks, which have the same
-    # names wherever the command is called.
-    read_folders = run.step("read", functools.partial(corpus.read_shards, base=os.getcwd()), groups)
+    read_folders = run.step("read", corpus.read_shards, groups)
     shards = []
     for folder in read_folders:
         for i, size in enumerate(json.loads((folder / "shards.json").read_text())):
             shards.append((f"{folder.name[:5]}-{i:04}", size, folder / f"{i:04}.gz"))
     total = sum(size for _, size, _ in shards)
-    stats, names = Stats.load(read_folders), ", ".join(map(str, inputs))
-    dropped = sum(sum(some.values()) for reason, some in stats.dropped.items() if reason.startswith("document:"))
-    if (left := stats.counts["documents read"] - dropped) < 2:
-        raise _too_few(left, f"in {names}", stats)
 
     # Clean text as tokens, and what becomes of each document.
     tasks = [(name, size, (path, normaliser)) for name, size, path in shards]
@@ -327,15 +309,14 @@ def _prepare(inputs, out, choices, run, overwrite, report):
     try:
         (selected,) = run.step("select", corpus.select, [("all", total, selection)])
     except corpus.TooFew as error:
-        left, copies = error.args
-        raise _too_few(left, f"is left of {names}", Stats.load([*read_folders, *texts]), copies) from error
+        raise _too_few(*error.args, ", ".join(map(str, inputs)), Stats.load([*read_folders, *texts])) from None
 
     # The vocabulary.
     words = None
     if choices.keep_words:
         (kept,) = run.step("words", corpus.keep_words, [("all", total, (texts, selected, choices.keep_words))])
         words = kept / "words.txt"
-    sample = (texts, selected, words, choices.vocab_size, training)
+    sample = (texts, selected, words, choices.vocab_size, tokenizer)
     (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, sample)])
     (model,) = vocabulary.iterdir()
 
@@ -379,10 +360,7 @@ def _option(name: str, help: str, **more) -> Callable:
 @options.output("The folder to write: pieces, dictionary, the splits train and valid, manifest and report.")
 @_option("--field", "The column of a table, or the key of JSON, that holds the text.")
 @_option("--unquoted", "In .csv and .tsv a quotation mark is text, as in most .tsv files of data sets.", is_flag=True)
-@_option(
-    "--tokenizer", f"The paper's; {', '.join(TRAINED)}, trained here; or a tokenizer.json or its folder.",
-    metavar="KIND|PATH",
-)  # fmt: skip
+@_option("--tokenizer", "The paper's, or a tokenizer.json or its folder.", metavar="paper|PATH")
 @options.vocab_size(
     Choices.vocab_size, "Types of the vocabulary, with the five special ones. A tokenizer.json has its own."
 )
@@ -418,13 +396,9 @@ def command(inputs, output, jobs, **choices):
     INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .json, .csv and .tsv (a document per
     object or row, see --field), wikiextractor's wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or
     .zst; .parquet; a folder (its .txt files are books: one document each); a glob in quotes. What was read, dropped
-    and held out is printed, and in OUTPUT/report.md; manifest.json has examples.
+    and held out is printed, and in OUTPUT/report.md.
 
     After a kill or a failure the same command continues where it stopped. The result is the same, whatever --jobs is.
     """
-
-    def report(line):
-        click.echo(f"prepare corpus: {line}", err=True)
-
-    prepare(inputs, output, workers=jobs, report=report, **choices)
+    prepare(inputs, output, workers=jobs, **choices)
     click.echo((output / "report.md").read_text())

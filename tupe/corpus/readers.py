@@ -7,6 +7,8 @@ Nothing is cleaned here."""
 import functools
 import glob
 import html
+import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -33,7 +35,7 @@ class Document(NamedTuple):
 
 
 class Input(NamedTuple):
-    path: str
+    path: str  # absolute: a worker of a cluster has another working folder
     kind: str  # a name from READERS
     size: int  # bytes
     mtime: int  # nanoseconds
@@ -79,7 +81,7 @@ def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], 
                     skipped.append(str(file))
                 else:
                     stat = file.stat()
-                    inputs[real] = Input(str(file), kind, stat.st_size, stat.st_mtime_ns, name)
+                    inputs[real] = Input(os.path.abspath(file), kind, stat.st_size, stat.st_mtime_ns, name)
     if not inputs:
         raise ValueError(f"no input in {', '.join(map(str, names))}; valid: {KINDS}")
     return list(inputs.values()), skipped
@@ -88,58 +90,51 @@ def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], 
 # ---------------------------------------------------------------------------------------------------------- the readers
 
 
-def _document(file, place, lines, size):
-    """The document, unless it is too long. size: of all its lines; those beyond MAX_DOCUMENT need not be there."""
+def _document(file, place, lines):
+    """The document of some lines, unless they are too long."""
     file.stats.count("documents read")
+    kept, size = [], 0
+    for line in lines:
+        size += len(line)
+        if size <= MAX_DOCUMENT:
+            kept.append(line)
     if size > MAX_DOCUMENT:
-        file.stats.drop("document", f"longer than {MAX_DOCUMENT} characters", file.source, place)
+        file.stats.drop("document", f"longer than {MAX_DOCUMENT} characters", place)
     else:
-        yield Document(place, file.source, False, "\n".join(lines))
+        yield Document(place, file.source, False, "\n".join(kept))
 
 
 def read_paragraph_lines(file: File) -> Iterator[Document]:
     """One paragraph per line, an empty line between documents."""
-    lines, start, size = [], 1, 0
-    for number, line in file.lines():
-        if not is_blank(line):
-            start = start if lines else number
-            size += len(line)
-            if size <= MAX_DOCUMENT or not lines:
-                lines.append(line)
-        elif lines:
-            yield from _document(file, f"{file.path}:{start}", lines, size)
-            lines, size = [], 0
-    if lines:
-        yield from _document(file, f"{file.path}:{start}", lines, size)
+    for blank, lines in itertools.groupby(file.lines(), lambda numbered: is_blank(numbered[1])):
+        if not blank:
+            start, first = next(lines)
+            others = (line for _, line in lines)
+            yield from _document(file, f"{file.path}:{start}", itertools.chain([first], others))
 
 
 def read_book(file: File) -> Iterator[Document]:
     """The whole file is one document. If it has empty lines, they separate paragraphs, and other line ends only wrap
     the text."""
-    lines, size = [], 0
-    for _, line in file.lines():
-        size += len(line)
-        if size <= MAX_DOCUMENT:
-            lines.append("" if is_blank(line) else line.strip())
-    text = "\n".join(lines).strip()
-    if "\n\n" in text:
-        text = "\n".join(paragraph.replace("\n", " ") for paragraph in re.split(r"\n{2,}", text))
-    if text or size > MAX_DOCUMENT:
-        yield from _document(file, file.path, [text], size)
+    lines = ("" if is_blank(line) else line.strip() for _, line in file.lines())
+    for document in _document(file, file.path, lines):
+        text = document.text.strip()
+        if "\n\n" in text:
+            text = "\n".join(paragraph.replace("\n", " ") for paragraph in re.split(r"\n{2,}", text))
+        yield document._replace(text=text)
 
 
 def read_records(kind: str, file: File, field: str | None = None) -> Iterator[Document]:
     """The documents of a file with fields, one of which has their text. kind: of RECORDS."""
     field = field or file.reading.field
-    what = f'not a JSON object with a "{field}"' if kind == "jsonl" else f"no text in the column {field!r}"
     for place, record in RECORDS[kind](file, {field: "--field"}, ()):
-        text = record.get(field) if isinstance(record, dict) else record
-        if isinstance(record, dict) and isinstance(text, str):
-            yield from _document(file, place, [text], len(text))
-        elif text is None:
-            file.refuse(place, what, f"fields: {shorten_list(map(str, record or ()))}")
+        text = record.get(field) if isinstance(record, dict) else None
+        if isinstance(text, str):
+            yield from _document(file, place, [text])
         else:
-            file.refuse(place, what, f"{field!r} is {shorten(text)}" if isinstance(record, dict) else shorten(text))
+            is_object = isinstance(record, dict)
+            found = f"fields: {shorten_list(map(str, record))}: choose with --field" if is_object else shorten(record)
+            file.refuse(place, f"no text in {field!r}", found)
 
 
 def read_wikiextractor(file: File) -> Iterator[Document]:
@@ -155,27 +150,25 @@ ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
 def _wikiextractor(file):
-    title, text, size, start = "", None, 0, 1  # text: lines of the document that is open
-    for number, line in file.lines():
-        place = f"{file.path}, line {number}"
+    lines = file.lines()
+    for number, line in lines:
         if opening := DOC.match(line):
-            if text is not None:
-                file.refuse(place, "a <doc> inside a <doc>")
             title = html.unescape(dict(ATTRIBUTE.findall(opening[1])).get("title", ""))
-            text, size, start = [], 0, number
-        elif text is None:
-            if line.strip():
-                file.refuse(place, "text outside of <doc ...> ... </doc>")
-        elif line.strip() == "</doc>":
-            text = text[1:] if text and html.unescape(text[0]).strip() == title else text
-            yield from _document(file, f"{file.path}: {title or start}", text, size)
-            text = None
-        else:
-            size += len(line)
-            if size <= MAX_DOCUMENT:
-                text.append(line)
-    if text is not None:
-        raise EOFError(f"the document that starts in line {start} has no end")
+            yield from _document(file, f"{file.path}: {title or number}", _body(lines, title, number))
+        elif line.strip():
+            file.refuse(f"{file.path}, line {number}", "text outside of <doc ...> ... </doc>", shorten(line))
+
+
+def _body(lines, title, start):
+    """The lines up to </doc>, without the title, which is the first."""
+    for i, (_, line) in enumerate(lines):
+        if line.strip() == "</doc>":
+            return
+        if DOC.match(line):
+            break
+        if i or html.unescape(line).strip() != title:
+            yield line
+    raise EOFError(f"the document that starts in line {start} has no end")
 
 
 def read_xml(file: File) -> Iterator[Document]:
@@ -202,14 +195,11 @@ def _mediawiki(events, root, file):
         title = element.findtext(f"{namespace}title") or ""
         markup = element.findtext(f"{namespace}revision/{namespace}text") or ""
         is_redirect = element.find(f"{namespace}redirect") is not None or markup.lstrip()[:9].lower() == "#redirect"
-        if element.findtext(f"{namespace}ns") not in (None, "0"):
+        if is_redirect or element.findtext(f"{namespace}ns") not in (None, "0"):
             file.stats.count("documents read")
-            file.stats.drop("document", "a page that is not an article", file.source, title)
-        elif is_redirect:
-            file.stats.count("documents read")
-            file.stats.drop("document", "a page that redirects", file.source, title)
+            file.stats.drop("document", "a page that redirects, or is no article", title)
         else:
-            for document in _document(file, f"{file.path}: {title}", [markup], len(markup)):
+            for document in _document(file, f"{file.path}: {title}", [markup]):
                 yield document._replace(wiki=True)
         root.clear()
 
@@ -222,7 +212,7 @@ def _tei(events, root, file):
 
     TEI: https://tei-c.org/release/doc/tei-p5-doc/en/html/
     """
-    bodies, silent, paragraphs, size = 0, 0, [], 0  # those that are open: a quoted letter has a body of its own
+    bodies, silent, paragraphs = 0, 0, []  # those that are open: a quoted letter has a body of its own
     for event, element in events:
         tag = element.tag.rpartition("}")[2]
         if tag == "body":
@@ -230,17 +220,14 @@ def _tei(events, root, file):
         elif tag in SILENT:
             silent += 1 if event == "start" else -1
         elif event == "end" and tag in ("p", "ab", "l") and bodies and not silent:
-            text = " ".join("".join(_tei_text(element)).split())
-            size += len(text)
-            if size <= MAX_DOCUMENT:
-                paragraphs.append(text)
+            paragraphs.append(" ".join("".join(_tei_text(element)).split()))
             after = element.tail
             element.clear()  # of a paragraph within another one (a quotation, say) the outer one reads nothing twice
             element.tail = after
         elif event == "end" and tag == "TEI":
             title = next((e.text for e in element.iter() if e.tag.endswith("}title") and e.text), "")
-            yield from _document(file, f"{file.path}: {' '.join(title.split())}".rstrip(": "), paragraphs, size)
-            paragraphs, size = [], 0
+            yield from _document(file, f"{file.path}: {' '.join(title.split())}".rstrip(": "), paragraphs)
+            paragraphs = []
             element.clear()
 
 
@@ -268,15 +255,12 @@ READERS = {
 }
 
 
-def read(source: Input, reading: Reading, stats: Stats, base: str | Path = "") -> Iterator[Document]:
-    """The documents of an input. base: the folder that its path is relative to.
-
-    Raises ValueError for damage, with the file and the last good document; with errors="replace", damage ends the file
-    and is counted.
-    """
+def read(source: Input, reading: Reading, stats: Stats) -> Iterator[Document]:
+    """The documents of an input. Raises ValueError for damage, with the file and the last good document; with
+    errors="replace", damage ends the file and is counted."""
     last = "the start"
     try:
-        with open_binary(source.path, base) as stream:
+        with open_binary(source.path) as stream:
             for document in READERS[source.kind](File(source.path, stream, reading, stats, source.source)):
                 last = document.place
                 yield document
@@ -284,7 +268,7 @@ def read(source: Input, reading: Reading, stats: Stats, base: str | Path = "") -
         what = str(error) if isinstance(error, Bad) else f"{source.path}: cannot be read after {last}: {error!r}"
         if reading.errors == "strict":
             raise ValueError(f"{what}; replace the file, or go on with --errors replace") from error
-        stats.drop("file", "damaged, read up to there", source.source, what)
+        stats.drop("file", "damaged, read up to there", what)
 
 
 # ---------------------------------------------------------------------------------------------------------- wiki markup
@@ -297,17 +281,8 @@ SKIPPED_LINKS = ("file:", "image:", "category:", "media:")
 LANGUAGE_LINK = re.compile(r"(simple|[a-z]{2,3}(-[a-z]+)*):")  # to the article in another wiki; [[:de:...]] is text
 MAGIC_WORD = re.compile(r"__[A-Z]+__")  # __NOTOC__ and the like
 SKIPPED_SECTIONS = frozenset(
-    (
-        "references",
-        "external links",
-        "see also",
-        "further reading",
-        "notes",
-        "bibliography",
-        "sources",
-        "footnotes",
-        "citations",
-    )
+    ("references", "external links", "see also", "further reading", "notes", "bibliography", "sources", "footnotes")
+    + ("citations",)
 )
 LINE_TAGS = frozenset(("br", "li", "dd", "dt", "hr", "p", "div"))
 

@@ -1,6 +1,5 @@
 """Files with fields: opening them, whatever compresses them, and reading their lines, records and values."""
 
-import bz2
 import collections
 import csv
 import functools
@@ -12,8 +11,7 @@ import math
 import numbers
 import os
 import re
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
@@ -22,7 +20,8 @@ from ..common.options import shorten_list
 from .stats import Stats
 
 MAX_DOCUMENT = 20_000_000  # characters; a longer one is a broken export
-DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError)
+DAMAGE = (EOFError, OSError, lzma.LZMAError)
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
 class Bad(ValueError):
@@ -31,11 +30,13 @@ class Bad(ValueError):
 
 class Reading(NamedTuple):
     """How files are read. errors: "strict" stops at bad bytes, records and files, "replace" counts them and goes on.
-    field: that of the text. unquoted: quotation marks of .csv and .tsv are text."""
+    field: that of the text. unquoted: quotation marks of .csv and .tsv are text. columns: those of a table without a
+    header line."""
 
     errors: str = "strict"
     field: str = "text"
     unquoted: bool = False
+    columns: tuple = ()
 
 
 def imported(package: str, path: str) -> ModuleType:
@@ -50,64 +51,21 @@ def imported(package: str, path: str) -> ModuleType:
 # ------------------------------------------------------------------------------------------------------- opening a file
 
 
-class _Streams(io.RawIOBase):
-    """The bytes of a compressed file: of all its streams, one behind the other, with or without zeros between them.
-
-    Anything else between them or at the end is an error, and so is an end too early: Python's own readers of .bz2 and
-    .xz, and so those of fsspec, stop without a word at bytes that begin no stream, and zstandard's does not notice that
-    the last frame is cut off."""
-
-    def __init__(self, file: BinaryIO, new_stream: Callable):
-        self.file, self.new_stream = file, new_stream
-        self.stream, self.data, self.rest = new_stream(), b"", b""  # no stream: behind one; rest: not yet handed out
-
-    def readable(self):
-        return True
-
-    def readinto(self, buffer):
-        while not self.rest:
-            data, self.data = self.data or self.file.read(1 << 12), b""  # little: a hostile file is thousands in one
-            if not self.stream and data:
-                if not (data := data.lstrip(b"\0")):
-                    continue
-                self.stream = self.new_stream()
-            if not data:
-                if self.stream:
-                    raise EOFError("the file is cut off")
-                return 0
-            try:
-                self.rest = self.stream.decompress(data)
-            except Exception as error:  # each library has its own
-                raise OSError(str(error)) from error
-            if self.stream.eof:
-                self.stream, self.data = None, self.stream.unused_data
-        count = min(len(buffer), len(self.rest))
-        buffer[:count], self.rest = self.rest[:count], self.rest[count:]
-        return count
-
-    def close(self):
-        self.file.close()
-        super().close()
-
-
-COMPRESSIONS = {  # a file's suffix -> what makes a decompressor
-    ".gz": lambda: zlib.decompressobj(zlib.MAX_WBITS | 16),
-    ".bz2": bz2.BZ2Decompressor,
-    ".xz": lzma.LZMADecompressor,
-    ".zst": lambda: imported("zstandard", "a .zst file").ZstdDecompressor().decompressobj(),
-}
-
-
 def uncompressed(name: str) -> str:
     """A file's name without the suffix of its compression."""
     stem, suffix = os.path.splitext(name)
-    return stem if suffix in COMPRESSIONS else name
+    return stem if suffix in COMPRESSED else name
 
 
-def open_binary(path: str, base: str | Path = "") -> BinaryIO:
-    """The decompressed bytes of a file. base: the folder that `path` is relative to."""
-    file, suffix = open(os.path.join(base, path), "rb"), Path(path).suffix  # noqa: SIM115
-    return io.BufferedReader(_Streams(file, COMPRESSIONS[suffix]), 1 << 20) if suffix in COMPRESSIONS else file
+def open_binary(path: str) -> BinaryIO:
+    """The decompressed bytes of a file. pyarrow refuses bytes that belong to no stream, and a stream that is cut off.
+    Python's own reader of .bz2 stops at the former, and zstandard at the latter, without a word."""
+    suffix = Path(path).suffix
+    if suffix == ".xz":  # which pyarrow does not read
+        return lzma.open(path)
+    if suffix in COMPRESSED:
+        return io.BufferedReader(imported("pyarrow", path).input_stream(path), 1 << 20)
+    return open(path, "rb")
 
 
 class File:
@@ -126,12 +84,11 @@ class File:
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
+            line = number + data.count(b"\n", 0, error.start)
+            what = f"{self.path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8"
             if self.reading.errors == "strict":
-                line = number + data.count(b"\n", 0, error.start)
-                column = error.start - data.rfind(b"\n", 0, error.start)
-                what = f"byte 0x{data[error.start]:02x} at column {column} is not UTF-8: convert the file"
-                raise Bad(f"{self.path}, line {line}: {what}") from error
-            self.stats.count("lines with bytes replaced by U+FFFD")
+                raise Bad(f"{what}: convert the file") from error
+            self.stats.drop("line", "bytes replaced by U+FFFD", what)
             text = data.decode("utf-8", "replace")
         return text.removeprefix("\ufeff") if number == 1 else text  # a byte-order mark, as Windows writes it
 
@@ -140,7 +97,7 @@ class File:
         if self.reading.errors == "strict":
             raise Bad(f"{place}: {why}{found and f' ({found})'}")
         self.stats.count("documents read")
-        self.stats.drop("document", why, self.source, found or place)
+        self.stats.drop("document", why, f"{place}: {found}")
 
 
 # ---------------------------------------------------------------------------------------------------------- the records
@@ -167,12 +124,30 @@ def _json(file, fields, further):
             yield f"{file.path}, line {number}", record
 
 
-def _csv(file, fields, further, dialect="excel"):
-    """A table with a header line."""
+def _table(file, fields, further, delimiter=","):
+    """A table of text: one that begins with the names of its columns, unless `Reading` has them."""
+    names = file.reading.columns
+    for place, row in _rows(file, delimiter):
+        if not any(row):
+            continue
+        if not names:
+            names = row
+            check_columns(names, fields, file.path)
+        elif any(row[len(names) :]):  # a last comma loses nothing
+            file.refuse(place, "more fields than columns", shorten_list(row[len(names) :]))
+        else:
+            yield place, dict(zip(names, row, strict=False))
+    if not names:
+        raise ValueError(f"{file.path} has no column: it is empty")
+
+
+def _rows(file, delimiter):
+    """(place, fields) of each row of a table."""
+    if file.reading.unquoted:
+        yield from ((f"{file.path}, line {n}", line.split(delimiter)) for n, line in file.lines())
+        return
     csv.field_size_limit(max(csv.field_size_limit(), MAX_DOCUMENT))  # of the whole process
-    quoting = csv.QUOTE_NONE if file.reading.unquoted else csv.QUOTE_MINIMAL
-    rows = csv.reader((f"{line}\n" for _, line in file.lines()), dialect, quoting=quoting, strict=True)
-    names = None
+    rows = csv.reader((f"{line}\n" for _, line in file.lines()), delimiter=delimiter, strict=True)
     while True:
         place = f"{file.path}, line {rows.line_num + 1}"
         try:
@@ -182,30 +157,20 @@ def _csv(file, fields, further, dialect="excel"):
                 f"{place}: {error}; a field that begins with a quotation mark must end with one, and double those "
                 "inside: read such marks as text with --unquoted"
             ) from None
-        if row == []:
-            continue
-        if names is None:
-            check_columns(row or (), fields, file.path)
-            names = row
-        elif row is None:
+        if row is None:
             return
-        elif any(row[len(names) :]):  # a last comma loses nothing
-            file.refuse(place, "more fields than columns", shorten_list(row[len(names) :]))
-        else:
-            yield place, dict(zip(names, row, strict=False))
+        yield place, row
 
 
 def check_columns(names: Sequence[str], fields: dict, path: str | Path) -> None:
     """Raise ValueError for a header that names a column twice, or lacks one of `fields` ({name: the option that chooses
     it})."""
-    if not names:
-        raise ValueError(f"{path} has no column: it is empty")
     if twice := [name for name, count in collections.Counter(names).items() if name and count > 1]:
         raise ValueError(f"{path} has more than one column {twice[0]!r}: rename one")
     for field, option in fields.items():
         if field not in names:
             found = shorten_list(map(str, names))
-            raise ValueError(f"{path} has no column {field!r}; it has {found}: choose with {option}")
+            raise ValueError(f"{path} has no column {field!r}; it has {found}{option and f': choose with {option}'}")
 
 
 def _parquet(file, fields, further):
@@ -222,24 +187,24 @@ def _parquet(file, fields, further):
         raise EOFError(str(error)) from error
 
 
-RECORDS = {
-    "jsonl": _json,
-    "csv": _csv,
-    "tsv": functools.partial(_csv, dialect="excel-tab"),
+RECORDS = {  # a file's suffix -> what reads it
+    **dict.fromkeys(("json", "jsonl", "ndjson"), _json),
+    "csv": _table,
+    "tsv": functools.partial(_table, delimiter="\t"),
     "parquet": _parquet,
 }
 
 
 def kind_of(name: str) -> str | None:
     """The name from RECORDS of a file's kind, None if it has no fields."""
-    suffix = os.path.splitext(uncompressed(name))[1].removeprefix(".")
-    kind = "jsonl" if suffix in ("ndjson", "json") else suffix
+    kind = os.path.splitext(uncompressed(name))[1].removeprefix(".")
     return kind if kind in RECORDS else None
 
 
 def read_fields(
-    path: str | Path, fields: dict, further: Sequence[str] = (), unquoted: bool = False
-) -> Iterator[tuple[str, dict]]:
+    path: str | Path, fields: dict, further: Sequence[str] = (), reading: Reading | None = None,
+    stats: Stats | None = None,
+) -> Iterator[tuple[str, dict]]:  # fmt: skip
     """(place, {field: value}) of each record of a file with fields: all of `fields` ({name: the option that chooses
     it}), and those of `further` that are there. Raises ValueError with the place for what is not such a record, and for
     damage."""
@@ -249,14 +214,16 @@ def read_fields(
         raise ValueError(f"{path}: not a file with fields; valid: .csv, .tsv, .jsonl, .json, .parquet")
     try:
         with open_binary(path) as stream:
-            file = File(path, stream, Reading(unquoted=unquoted), Stats())
+            file = File(path, stream, reading or Reading(), stats or Stats())
             for place, record in RECORDS[kind](file, fields, further):
                 if not isinstance(record, dict):
                     raise ValueError(f"{place}: not a JSON object")
-                if missing := [field for field in fields if record.get(field) is None]:
+                missing = [field for field in fields if record.get(field) is None]
+                if missing:
                     found = shorten_list(str(name) for name, value in record.items() if value is not None)
-                    raise ValueError(f"{place}: no {missing[0]!r}; the fields there: {found or 'none'}")
-                yield place, record
+                    file.refuse(place, f"no {missing[0]!r}", f"the fields there: {found or 'none'}")
+                else:
+                    yield place, record
     except DAMAGE as error:
         raise ValueError(f"{path}: cannot be read: {error!r}") from error
 

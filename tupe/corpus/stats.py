@@ -9,50 +9,40 @@ from ..common.options import shorten
 from ..common.tables import TextTable
 from ..run.folder import write_atomically
 
-SAMPLES = 20  # examples of dropped text kept per reason, for a person to read
-SAMPLE_CHARS = 200
-BLOCKS = (128, 512)  # tokens of a sequence, of the recipes
+EXAMPLE = 200  # characters of what was dropped that are kept
 
 
 class Stats:
-    """What a step kept and dropped, and why. The sum of those of all shards, in order, are those of the corpus.
+    """What a step kept and dropped, and why. The sum of those of all shards are those of the corpus.
 
-    counts: {name: number}. dropped: {reason: {source: number}}, and some examples of each reason in samples. sources:
-    {source: {"train: documents", "valid: ids", ...: number}}.
+    counts: {name: number}. dropped: {"document: reason": number}, and the first example of each in examples. sources:
+    {source: {"train: documents": number, "valid: ids": number, ...}}.
     """
 
     def __init__(self):
         self.counts = collections.Counter()
-        self.dropped = collections.defaultdict(collections.Counter)
-        self.samples = collections.defaultdict(list)
+        self.dropped = collections.Counter()
+        self.examples = {}
         self.sources = collections.defaultdict(collections.Counter)
 
     def count(self, name: str, number: int = 1) -> None:
         self.counts[name] += number
 
-    def drop(self, unit: str, why: str, source: str, example: str) -> None:
-        """Count a dropped paragraph, document or file (the unit), and keep the first examples."""
+    def drop(self, unit: str, why: str, example: str) -> None:
+        """Count a dropped paragraph, document or file (the unit)."""
         reason = f"{unit}: {why}"
-        self._add({}, {reason: {source: 1}}, {reason: [example[:SAMPLE_CHARS]]}, {})
+        self.dropped[reason] += 1
+        self.examples.setdefault(reason, example[:EXAMPLE])
 
     def keep(self, source: str, split: str, ids: int) -> None:
         """Count a document that is in a split."""
         numbers = {f"{split}: documents": 1, f"{split}: ids": ids}
-        self._add(numbers, {}, {}, {source: numbers})
-
-    def _add(self, counts, dropped, samples, sources):
-        self.counts.update(counts)
-        for reason, numbers in dropped.items():
-            self.dropped[reason].update(numbers)
-        for reason, examples in samples.items():
-            self.samples[reason] = (self.samples[reason] + examples)[:SAMPLES]
-        for source, numbers in sources.items():
-            self.sources[source].update(numbers)
+        self.counts.update(numbers)
+        self.sources[source].update(numbers)
 
     def data(self) -> dict:
         """As JSON, with sorted keys: equal counts give equal text."""
-        tables = {"counts": self.counts, "dropped": self.dropped, "samples": self.samples, "sources": self.sources}
-        return json.loads(json.dumps(tables, sort_keys=True, allow_nan=False))
+        return json.loads(json.dumps(vars(self), sort_keys=True, allow_nan=False))
 
     def save(self, folder: Path) -> None:
         (folder / "stats.json").write_text(json.dumps(self.data(), allow_nan=False))
@@ -62,72 +52,56 @@ class Stats:
         """The sum of those in some folders."""
         total = cls()
         for folder in folders:
-            total._add(**json.loads((folder / "stats.json").read_text()))
+            data = json.loads((folder / "stats.json").read_text())
+            total.counts.update(data["counts"])
+            total.dropped.update(data["dropped"])
+            total.examples = {**data["examples"], **total.examples}
+            for source, numbers in data["sources"].items():
+                total.sources[source].update(numbers)
         return total
 
 
 # ---------------------------------------------------------------------------------------------------------- the report
 
 
-def _share(part, whole):
-    return f"{100 * part / whole:.2f} %" if whole else ""
+def _ratio(part, whole, form):
+    return form.format(part / whole) if whole else ""
 
 
 def write_report(out: str | Path, manifest: dict) -> None:
     """Write report.md of a data directory: what was read, what was dropped and why, for a person to read."""
-    counts, dropped = collections.Counter(manifest["counts"]), manifest["dropped"]
-    times = {reason: sum(sources.values()) for reason, sources in dropped.items()}
-    left = counts["documents read"]
-    flow = [["read", f"{left:,}"]]
-    for reason in sorted((r for r in times if r.startswith("document: ")), key=lambda r: "copy" in r):
-        left -= times[reason]
-        flow.append([f"without: {reason.removeprefix('document: ')}", f"{left:,}"])
-    ids = counts["train: ids"] + counts["valid: ids"]
+    counts = collections.Counter(manifest["counts"])
     kept = [
-        ["documents", f"{counts['documents kept']:,}"],
-        ["of them for training / validation", f"{counts['train: documents']:,} / {counts['valid: documents']:,}"],
+        ["documents read", f"{counts['documents read']:,}"],
+        ["documents kept", f"{counts['documents kept']:,}"],
         ["sentences", f"{counts['sentences']:,}"],
         ["words and punctuation marks", f"{counts['tokens']:,}"],
-        ["ids in train / valid, `</s>` included", f"{counts['train: ids']:,} / {counts['valid: ids']:,}"],
-        *(
-            [
-                f"of them in sentences that {length} tokens do not hold (training cuts those)",
-                _share(counts[f"ids in sentences too long for {length} tokens"], ids),
-            ]
-            for length in BLOCKS
-        ),
+        ["words per sentence", _ratio(counts["tokens"], counts["sentences"], "{:.1f}")],
         ["types of the vocabulary", f"{manifest['vocab_size']:,}"],
-        ["pieces per word", f"{counts['pieces'] / counts['tokens']:.3f}" if counts["tokens"] else ""],
-        ["pieces that are `<unk>`", _share(counts["pieces that are <unk>"], counts["pieces"])],
-        ["words per sentence", f"{counts['tokens'] / counts['sentences']:.1f}" if counts["sentences"] else ""],
+        ["pieces per word", _ratio(counts["pieces"], counts["tokens"], "{:.3f}")],
+        ["pieces that are `<unk>`", _ratio(counts["pieces that are <unk>"], counts["pieces"], "{:.2%}")],
     ]
-    held_out = []
-    for source, numbers in sorted(manifest["sources"].items()):
+    splits = []
+    for source, numbers in [*sorted(manifest["sources"].items()), ("all", counts)]:
         train, valid = numbers.get("train: ids", 0), numbers.get("valid: ids", 0)
         documents = f"{numbers.get('train: documents', 0):,} / {numbers.get('valid: documents', 0):,}"
-        held_out.append([source, documents, f"{train:,} / {valid:,}", _share(valid, train + valid)])
-    reasons = []
-    for reason in sorted(dropped, key=times.get, reverse=True):
-        top = sorted(dropped[reason].items(), key=lambda item: (-item[1], item[0]))[:3]
-        most = ", ".join(f"{source} ({count:,})" for source, count in top)
-        reasons.append([reason, f"{times[reason]:,}", most, shorten(manifest["samples"][reason][0])])
-    others = ("lines with bytes replaced by U+FFFD", "short paragraphs joined to the next")
+        splits.append([source, documents, f"{train:,} / {valid:,}", _ratio(valid, train + valid, "{:.2%}")])
+    dropped = [
+        [reason, f"{number:,}", shorten(manifest["examples"][reason])]
+        for reason, number in sorted(manifest["dropped"].items(), key=lambda item: -item[1])
+    ]
     lines = [
         "# Corpus report",
         "",
         f"{len(manifest['settings']['inputs'])} input files, {manifest['raw bytes'] / 1e6:.1f} MB of raw text.",
         "",
-        TextTable.plain(["documents", ""], flow).markdown(),
-        TextTable.plain(["what is left", ""], kept).markdown(),
-        "## Held out, by source (train / valid)",
+        TextTable.plain(["the corpus", ""], kept).markdown(),
+        "## Training and validation, by source",
         "",
-        TextTable.plain(["source", "documents", "ids", "held out"], held_out).markdown(),
-        "## Dropped, by reason and by where it came from",
+        TextTable.plain(["source", "documents", "ids", "held out"], splits).markdown(),
+        "## Dropped, by reason",
         "",
-        TextTable.plain(["reason", "times", "most often in", "for example"], reasons, align="lrll").markdown(),
-        *(f"- {name}: {counts[name]:,}" for name in others if counts[name]),
-        "",
-        "`manifest.json` has all counts, and up to 20 examples of each reason.",
+        TextTable.plain(["reason", "times", "for example"], dropped, align="lrl").markdown(),
         "",
     ]
     write_atomically(Path(out) / "report.md", "\n".join(lines))

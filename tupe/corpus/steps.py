@@ -35,8 +35,8 @@ from ..normaliser import UNK, WHOLE, Normaliser, Raw
 from ..text import TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
 from .records import Reading
-from .stats import BLOCKS, SAMPLE_CHARS, Stats
-from .vocabulary import train_sentencepiece, train_tokenizer, write_dictionary
+from .stats import EXAMPLE, Stats
+from .vocabulary import train_sentencepiece, write_dictionary
 
 SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a line of dialogue) is joined to the next one
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
@@ -57,15 +57,12 @@ class TooFew(Exception):
 # --------------------------------------------------------------------------------------------------------------- read
 
 
-def read_shards(folder: Path, inputs: list[Input], reading: Reading, shard_bytes: int, base: str | Path = "") -> None:
+def read_shards(folder: Path, inputs: list[Input], reading: Reading, shard_bytes: int) -> None:
     """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
-    sizes to shards.json. base: the folder that their paths are relative to."""
+    sizes to shards.json."""
     stats, sizes = Stats(), []
-    lines = (
-        json.dumps(document, allow_nan=False).encode()
-        for source in inputs
-        for document in read(source, reading, stats, base)
-    )
+    documents = (document for source in inputs for document in read(source, reading, stats))
+    lines = (json.dumps(document, allow_nan=False).encode() for document in documents)
     for line in lines:
         sizes.append(0)
         with gzip.open(folder / f"{len(sizes) - 1:04}.gz", "wb", compresslevel=1) as shard:
@@ -92,7 +89,7 @@ def _no_prose(text, normaliser):
     return "few letters" if letters < MIN_LETTERS * len(text) else None
 
 
-def clean_paragraphs(texts: Iterable[str], stats: Stats, source: str, normaliser: Normaliser | Raw) -> list[str]:
+def clean_paragraphs(texts: Iterable[str], stats: Stats, normaliser: Normaliser | Raw) -> list[str]:
     """Clean each paragraph. Where sentences are found by rules, drop junk and repetitions, and join short ones to the
     next; else a paragraph is a line of anything, and each is kept."""
     kept, seen, short, prose = [], set(), "", normaliser.mode == "rules"
@@ -102,25 +99,22 @@ def clean_paragraphs(texts: Iterable[str], stats: Stats, source: str, normaliser
         text = normaliser.clean(paragraph)
         if not text:
             continue
-        stats.count("paragraphs")
         if prose and (why := _no_prose(text, normaliser)):
-            stats.drop("paragraph", why, source, text)
+            stats.drop("paragraph", why, text)
         elif prose and text in seen:
-            stats.drop("paragraph", "repeated in its document", source, text)
+            stats.drop("paragraph", "repeated in its document", text)
         else:
             seen.add(text)
             text = f"{short} {text}" if short else text
             short = text if prose and length(text) < least else ""
-            if short:
-                stats.count("short paragraphs joined to the next")
-            else:
+            if not short:
                 kept.append(text)
     if short and kept:
         kept[-1] += " " + short
     elif short:
-        stats.drop("document", f"fewer than {least} {normaliser.unit}", source, short)
+        stats.drop("document", f"fewer than {least} {normaliser.unit}", short)
     elif not kept:
-        stats.drop("document", "no paragraph left", source, " ".join(texts)[:SAMPLE_CHARS].strip())
+        stats.drop("document", "no paragraph left", " ".join(texts)[:EXAMPLE].strip())
     return kept
 
 
@@ -156,9 +150,9 @@ def normalise_document(document: Document, normaliser: Normaliser | Raw, stats: 
     try:
         raw = paragraphs(document)
     except ValueError as error:
-        stats.drop("document", "markup that the parser gives up on", document.source, str(error))
+        stats.drop("document", "markup that the parser gives up on", str(error))
         return None
-    kept = clean_paragraphs(raw, stats, document.source, normaliser)
+    kept = clean_paragraphs(raw, stats, normaliser)
     if not kept:
         return None
     sentences = [sentence for paragraph in kept for sentence in normaliser.sentences(paragraph)]
@@ -317,10 +311,12 @@ def _load_words(path):
 
 def vocabulary(
     folder: Path, shards: list[Path], selected: Path, words_path: Path | None, vocab_size: int,
-    tokenizer: tuple | None,
+    tokenizer: str | None,
 ) -> None:  # fmt: skip
-    """Task: train sentencepiece.bpe.model on the sample, or write tokenizer.json. tokenizer: (kind to train, options of
-    `train_tokenizer`), or (None, contents of the file)."""
+    """Task: train sentencepiece.bpe.model on the sample, or write the given tokenizer.json."""
+    if tokenizer is not None:
+        (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+        return
     words = _load_words(words_path)
 
     def sample():
@@ -333,12 +329,7 @@ def vocabulary(
                         if kept:
                             yield " ".join(kept)
 
-    if tokenizer is None:
-        (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece(sample(), vocab_size))
-        return
-    kind, choice = tokenizer
-    content = choice if kind is None else train_tokenizer(kind, sample, vocab_size, **choice)
-    (folder / "tokenizer.json").write_text(content, encoding="utf-8")
+    (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece(sample(), vocab_size))
 
 
 # ------------------------------------------------------------------------------------------------------------- encode
@@ -375,14 +366,11 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
         lines = [] if kind == COPY else [line for sentence in document if (line := encode(sentence))]
         if not lines:  # it would be an empty line, which ends a document
             why = "a copy of an earlier document" if kind == COPY else "the tokeniser leaves nothing of it"
-            stats.drop("document", why, source, " ".join(document[0]))
+            stats.drop("document", why, " ".join(document[0]))
             continue
         for line in [*lines, []]:
             ids[kind].extend([*line, eos])
             sizes[kind].append(len(line) + 1)
-            for length in BLOCKS:
-                if len(line) + 1 >= length:  # <s> comes before
-                    stats.count(f"ids in sentences too long for {length} tokens", len(line) + 1)
         stats.count("documents kept")
         stats.count("sentences", len(lines))
         stats.count("tokens", sum(map(len, document)))

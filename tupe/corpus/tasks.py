@@ -1,16 +1,19 @@
-"""Reads GLUE's official files and prepares them: the text encoder of pre-training, fairseq's binary format."""
+"""Tables with labels -> data for fine-tuning, in fairseq's binary format, with the text encoder of pre-training: GLUE's
+official files, and tables of one's own."""
 
 import itertools
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
+import numpy as np
 
 from ..common import options
-from ..common.options import shorten, shorten_list
+from ..common.options import shorten, shorten_list, task_key
 from ..common.prepared import check_name, check_replaced, encoding, tasks_in, worker
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
@@ -18,79 +21,132 @@ from ..normaliser import is_blank
 from ..run.checksums import seal_all
 from ..run.folder import naming, write_atomically
 from ..run.record import command_line
-from .records import File, Reading, check_columns, number_of
+from .records import Reading, number_of, read_fields, text_of
 from .stats import Stats
 
-NO_LABEL = ("-", "n/a")  # the annotators disagreed
+NO_LABEL = (None, "-")  # in GLUE's files: the annotators disagreed
+MOST = 20  # different numbers that count as classes
+HELD_OUT = 0.1  # of each class
 
 
-# ---------------------------------------------------------------------------------------------- the official files
+# ------------------------------------------------------------------------------------------------------------ the rows
+
+
+def read_table(path: str | Path, fields: dict, label: str, reading: Reading, stats: Stats | None = None) -> list[tuple]:
+    """[(place, texts, label as text, None if it is missing)] of a file. fields: {column that has to be there: the
+    option that chooses it}; all but `label` hold text. Raises ValueError, with the place, for a row without one."""
+    rows, text = [], [name for name in fields if name != label]
+    for where, record in read_fields(path, fields, [label], reading, stats):
+        for name in text:
+            if not isinstance(record[name], str):
+                raise ValueError(f"{where}: {name!r} is not text: {shorten(record[name])}")
+        try:
+            found = text_of(record.get(label))
+        except ValueError as error:
+            raise ValueError(f"{where}: the label {shorten(record[label])} is {error}") from None
+        rows.append((where, tuple(record[name] for name in text), found))
+    if not rows:
+        raise ValueError(f"{path} has no row")
+    return rows
+
+
+def values_of(rows: list[tuple], task: Glue) -> list[tuple]:
+    """[(texts, label)] as `prepare_task` takes them: the label is a class, a number in [0, 1] for a regression, or
+    None. Raises ValueError, with the place, for an unknown label."""
+    values = []
+    for where, texts, label in rows:
+        if label is not None and task.labels and label not in task.labels:
+            raise ValueError(f"{where}: unknown label {shorten(label)}; valid: {shorten_list(task.labels)}")
+        if label is not None and not task.labels:
+            score = number_of(label)
+            if score is None or not 0 <= score <= task.top:
+                raise ValueError(f"{where}: unknown score {shorten(label)}; valid: a number from 0 to {task.top:g}")
+            label = score / task.top
+        values.append((texts, label))
+    return values
 
 
 def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
-    """Read one official file of task `name`.
-
-    Returns (rows, dropped): rows is a list of (tuple of sentences, label), where the label is a class name, a float in
-    [0, 1] for a regression, or None in a test file; dropped counts the rows left out by reason. Raises ValueError with
-    file and line for anything that is not as in the official file.
-    """
-    task, labelled = TASKS[name], not split.startswith(("test", "ax"))
-    lines = _lines(path)
-    start = 0
-    header = task.header if labelled else ()
-    if not header:
-        if not lines:
-            raise ValueError(f"{path}: the file is empty, expected a header line")
-        header, start = tuple(lines[0].split("\t")), 1
-    needed = task.text + ((task.label,) if labelled else ())
-    missing = [column for column in needed if column not in header]
-    if missing:
-        raise ValueError(f"{path}, line 1: no column {', '.join(missing)}; the columns are: {shorten_list(header)}")
-    check_columns(header, {}, path)
-    text = [header.index(column) for column in task.text]
-    rows, dropped = [], Counter()
-    for number, line in enumerate(lines[start:], start + 1):
-        fields = line.split("\t")
-        if len(fields) != len(header):
-            if labelled and task.columns:
-                dropped[f"not {len(header)} columns"] += 1
-                continue
-            raise ValueError(
-                f"{path}, line {number}: {len(fields)} columns, expected {len(header)} ({shorten_list(header)})"
-            )
-        label = None
-        if labelled:
-            label = fields[header.index(task.label)]
-            if label in NO_LABEL:
-                dropped["no label"] += 1
-                continue
-            label = _check_label(task, label, f"{path}, line {number}")
-        rows.append((tuple(fields[column] for column in text), label))
-    if not rows:
-        raise ValueError(f"{path}: no usable row")
-    return rows, dict(dropped)
+    """(rows as `values_of` has them, {reason: number of rows that were dropped}) of an official file of GLUE's task
+    `name`. Raises ValueError with file and line for anything that is not as in the official file."""
+    task, stats, labelled = TASKS[name], Stats(), not split.startswith(("test", "ax"))
+    reading = Reading(task.errors, unquoted=True, columns=task.header if labelled else ())
+    fields = dict.fromkeys((*task.text, task.label) if labelled else task.text, "")
+    rows = read_table(path, fields, task.label, reading, stats)
+    if not labelled:
+        return [(texts, None) for _, texts, _ in rows], {}
+    kept = [row for row in rows if row[2] not in NO_LABEL]
+    dropped = {reason.removeprefix("document: "): number for reason, number in stats.dropped.items()}
+    if len(kept) < len(rows):
+        dropped["no label"] = len(rows) - len(kept)
+    return values_of(kept, task), dropped
 
 
-def _lines(path):
-    """Only a line feed ends a row: sentences may contain other separators."""
-    if not Path(path).is_file():
-        raise ValueError(f"{path} is not a file")
-    with open(path, "rb") as stream:
-        return [line for _, line in File(str(path), stream, Reading(), Stats()).lines()]
+# ------------------------------------------------------------------------------------------- fairseq's binary format
 
 
-def _check_label(task: Glue, label, where):
+def _encode(texts):
+    """Ids of each sentence of a row, each closed by </s>."""
+    return [[*worker.encoder.encode(text), worker.encoder.ids["</s>"]] for text in texts]
+
+
+def prepare_task(name: str, task: Glue, splits: Iterable, vocabulary: Path, output: Path, map_rows: Callable) -> dict:
+    """Write the folder of a task, whole or not at all, within `prepared.encoding`; returns its manifest. splits: of
+    (name, rows, {reason: number of rows that were dropped}), the rows as `read_split` has them."""
+    partial = output / f".{name}.partial"
+    try:
+        with naming(output / name):
+            manifest = _write_task(name, task, splits, vocabulary, partial, map_rows)
+        shutil.rmtree(output / name, ignore_errors=True)
+        partial.rename(output / name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def _write_task(name, task, splits, vocabulary, folder, map_rows):
+    (folder / "label").mkdir(parents=True)
+    for i in range(len(task.text)):
+        (folder / f"input{i}").mkdir()
+        shutil.copyfile(vocabulary / "dict.txt", folder / f"input{i}" / "dict.txt")
     if task.labels:
-        if label not in task.labels:
-            raise ValueError(f"{where}: unknown label {shorten(label)}, expected one of {', '.join(task.labels)}")
-        return label
-    value = number_of(label)
-    if value is None or not 0 <= value <= task.top:
-        raise ValueError(f"{where}: unknown score {shorten(label)}, expected a number from 0 to {task.top:g}")
-    return value / task.top
+        write_atomically(folder / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels))
+    manifest = {"task": name, **({"layout": task.plain()} if task.own else {}), "splits": {}}
+    for split, rows, dropped in splits:
+        blank = sum(is_blank(text) for texts, _ in rows for text in texts)
+        counts = {"rows": len(rows), "dropped": dropped, "blank": blank, "tokens": 0, "unknown": 0, "longest": 0}
+        items = list(map_rows(_encode, [texts for texts, _ in rows]))
+        for i, sentences in enumerate(zip(*items, strict=True)):
+            write_split(folder / f"input{i}" / split, sentences, len(worker.encoder))
+        ids = [list(itertools.chain(*sentences)) for sentences in items]
+        counts["tokens"] = sum(map(len, ids))
+        counts["unknown"] = sum(some.count(worker.encoder.ids["<unk>"]) for some in ids)
+        counts["longest"] = max(len(some) + len(task.text) for some in ids)
+        if rows[0][1] is not None and task.labels:
+            labels = [[FIRST_LABEL + task.labels.index(label), worker.encoder.ids["</s>"]] for _, label in rows]
+            write_split(folder / "label" / split, labels, FIRST_LABEL + len(task.labels))
+        elif rows[0][1] is not None:
+            write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
+        manifest["splits"][split] = counts
+    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
+    seal_all(folder, command_line(), [vocabulary / "dict.txt"])
+    return manifest
 
 
-# ------------------------------------------------------------------------------------------ writing fairseq's format
+def describe(task: str, manifest: dict) -> None:
+    """Print what was prepared, a line for each split."""
+    for split, counts in manifest["splits"].items():
+        notes = [f"{count} dropped ({reason})" for reason, count in counts["dropped"].items()]
+        if counts["blank"]:
+            notes.append(f"{counts['blank']} blank sentences")
+        click.echo(
+            f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
+            f"{counts['unknown'] / max(counts['tokens'], 1):.2%} unknown, longest {counts['longest']}"
+            + "".join(f"; {note}" for note in notes)
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- GLUE
 
 
 def prepare(
@@ -128,25 +184,6 @@ def prepare(
             yield name, prepare_task(name, TASKS[name], splits, vocabulary, output, map_rows)
 
 
-def _encode(texts):
-    """Ids of each sentence of a row, each closed by </s>."""
-    return [[*worker.encoder.encode(text), worker.encoder.ids["</s>"]] for text in texts]
-
-
-def prepare_task(name: str, task: Glue, splits: Iterable, vocabulary: Path, output: Path, map_rows: Callable) -> dict:
-    """Write the folder of a task, whole or not at all, within `prepared.encoding`; returns its manifest. splits: of
-    (name, rows, {reason: number of rows that were dropped}), the rows as `read_split` has them."""
-    partial = output / f".{name}.partial"
-    try:
-        with naming(output / name):
-            manifest = _write_task(name, task, splits, vocabulary, partial, map_rows)
-        shutil.rmtree(output / name, ignore_errors=True)
-        partial.rename(output / name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return manifest
-
-
 def _files_of(name, source):
     """[(split, path)] of the official files of a task that are there. Raises ValueError if one of them is required."""
     files = [(split, source / file) for split, file in TASKS[name].files]
@@ -154,38 +191,6 @@ def _files_of(name, source):
         if split in ("train", "valid", "valid1") and not path.exists():
             raise ValueError(f"{path} is missing")
     return [(split, path) for split, path in files if path.exists()]
-
-
-def _write_task(name, task, splits, vocabulary, folder, map_rows):
-    (folder / "label").mkdir(parents=True)
-    for i in range(len(task.text)):
-        (folder / f"input{i}").mkdir()
-        shutil.copyfile(vocabulary / "dict.txt", folder / f"input{i}" / "dict.txt")
-    if task.labels:
-        write_atomically(folder / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels))
-    manifest = {"task": name, **({"layout": task.plain()} if task.own else {}), "splits": {}}
-    for split, rows, dropped in splits:
-        blank = sum(is_blank(text) for texts, _ in rows for text in texts)
-        counts = {"rows": len(rows), "dropped": dropped, "blank": blank, "tokens": 0, "unknown": 0, "longest": 0}
-        items = list(map_rows(_encode, [texts for texts, _ in rows]))
-        for i, sentences in enumerate(zip(*items, strict=True)):
-            write_split(folder / f"input{i}" / split, sentences, len(worker.encoder))
-        ids = [list(itertools.chain(*sentences)) for sentences in items]
-        counts["tokens"] = sum(map(len, ids))
-        counts["unknown"] = sum(some.count(worker.encoder.ids["<unk>"]) for some in ids)
-        counts["longest"] = max(len(some) + len(task.text) for some in ids)
-        if rows[0][1] is not None and task.labels:
-            labels = [[FIRST_LABEL + task.labels.index(label), worker.encoder.ids["</s>"]] for _, label in rows]
-            write_split(folder / "label" / split, labels, FIRST_LABEL + len(task.labels))
-        elif rows[0][1] is not None:
-            write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
-        manifest["splits"][split] = counts
-    write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
-    seal_all(folder, command_line(), [vocabulary / "dict.txt"])
-    return manifest
-
-
-# ------------------------------------------------------------------------------------------------------- the command
 
 
 @click.command(cls=options.Command)
@@ -199,7 +204,7 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
 )
 @options.jobs("The number of processes that encode text (default: one per core).")
 @click.option("--overwrite", is_flag=True, help="Replace tasks that were prepared before.")
-def command(glue, data, output, tasks, jobs, overwrite):
+def glue_command(glue, data, output, tasks, jobs, overwrite):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
     if (there := tasks_in(output)) and not tasks and not overwrite:
         click.echo(f"prepared already: {', '.join(there)} (--overwrite makes them anew)")
@@ -207,14 +212,119 @@ def command(glue, data, output, tasks, jobs, overwrite):
         describe(task, manifest)
 
 
-def describe(task: str, manifest: dict) -> None:
-    """Print what was prepared, a line for each split."""
-    for split, counts in manifest["splits"].items():
-        notes = [f"{count} dropped ({reason})" for reason, count in counts["dropped"].items()]
-        if counts["blank"]:
-            notes.append(f"{counts['blank']} blank sentences")
-        click.echo(
-            f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
-            f"{counts['unknown'] / max(counts['tokens'], 1):.2%} unknown, longest {counts['longest']}"
-            + "".join(f"; {note}" for note in notes)
-        )
+# ------------------------------------------------------------------------------------------------- labels of one's own
+
+
+def classes_of(rows: list[tuple], label: str, given: Sequence[str] | None) -> tuple[str, ...]:
+    """The classes in the order of their ids: the given one, that of numbers, or of the alphabet. Raises ValueError for
+    a column that has no classes: measured numbers, names, or the same everywhere."""
+    values = {found for _, _, found in rows}
+    if given and len({*given}) < len(given):
+        raise ValueError(f"--labels {','.join(given)}: a label twice")
+    if len(values) == 1:
+        raise ValueError(f"{label!r} is {shorten(values.pop())} in all {len(rows)} rows: nothing to learn")
+    if given:
+        return tuple(given)
+    numbers = {value: number_of(value) for value in values}
+    all_numbers = None not in numbers.values()
+    if len(values) > (MOST if all_numbers else max(MOST, len(rows) / 2)):
+        found = f"{len(values)} different values in {len(rows)} rows, such as {min(values)}"
+        raise ValueError(f"{label!r} has {found}: if they are classes, name them all with --labels")
+    return tuple(sorted(values, key=lambda value: (numbers[value], value) if all_numbers else value))
+
+
+def hold_out(rows: list[tuple]) -> tuple[list[tuple], list[tuple]]:
+    """(rows for training, rows held out), each in the order of the file: HELD_OUT of each class, rounded, at least one
+    where it has two. The choice is always the same."""
+    rng, classes = np.random.default_rng(1), {}
+    for i, (_, _, found) in enumerate(rows):
+        classes.setdefault(found, []).append(i)
+    held = set()
+    for _, indices in sorted(classes.items()):
+        count = min(max(round(HELD_OUT * len(indices)), 1), len(indices) - 1)
+        held.update(rng.permutation(indices)[:count].tolist())
+    return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
+
+
+def check_task_name(name: str, output: Path) -> None:
+    """Raise ValueError for a name that no task can have, or that would be taken for another's."""
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
+        raise ValueError(f"a task cannot be called {name!r}: give letters, digits, - and _ with --name")
+    others = [other for other in tasks_in(output) if other != name] if output.is_dir() else []
+    official = [other for other, task in TASKS.items() if not task.own]
+    for other in (*official, *others):
+        if task_key(other) == task_key(name):
+            raise ValueError(f"{name!r} would be taken for the task {other}: give another --name")
+
+
+def read_own(path: Path, text: Sequence[str], label: str, reading: Reading, test: bool = False) -> list[tuple]:
+    """The rows of a table of one's own. All have a label; of a test file, all or none."""
+    fields = dict.fromkeys(text, "--text") | ({} if test else {label: "--label"})
+    rows = read_table(path, fields, label, reading)
+    without = [where for where, _, found in rows if found is None]
+    if without and not (test and len(without) == len(rows)):
+        raise ValueError(f"{without[0]}: no label in {label!r}")
+    return rows
+
+
+def prepare_own(
+    file: Path, vocabulary: Path, output: Path, name: str, text: Sequence[str], label: str, valid: Path | None = None,
+    test: Path | None = None, order: Sequence[str] | None = None, workers: int | None = None, overwrite: bool = False,
+    unquoted: bool = False,
+) -> dict:  # fmt: skip
+    """Write the folder `output`/`name`; returns its manifest. vocabulary: folder of the pre-training data. valid: file
+    of the held-out rows; else they are a share of `file`. order: of the classes. Prints what the labels are.
+
+    Raises ValueError, before anything is written, for whatever is wrong in one of the files.
+    """
+    check_name(output)
+    vocabulary, reading = folders_of(vocabulary)[0], Reading(unquoted=unquoted)
+    check_task_name(name, output)
+    if not 1 <= len(text) <= 2 or len({*text, label}) < len(text) + 1:
+        raise ValueError(f"--text {','.join(text)}, --label {label}: give one or two columns of text and another one")
+    check_replaced(output, name, overwrite)
+    rows = read_own(file, text, label, reading)
+    labels = classes_of(rows, label, order)
+    metrics = ("accuracy", "f1" if len(labels) == 2 else "macro_f1")
+    task = Glue(tuple(text), label, labels, metrics, own=True)
+    values_of(rows, task)
+    if valid:
+        tables = {"train": rows, "valid": read_own(valid, text, label, reading)}
+    elif len(rows) < 2 * len(labels):
+        raise ValueError(f"{file} has {len(rows)} rows, too few to hold some out; give --valid")
+    else:
+        tables = dict(zip(("train", "valid"), hold_out(rows), strict=True))
+    if test:
+        tables["test"] = read_own(test, text, label, reading, test=True)
+    splits = [(split, values_of(rows, task), {}) for split, rows in tables.items()]
+    counts = Counter(found for _, _, found in tables["train"])
+    shown = [f"{each} ({counts[each] / counts.total():.1%} of training)" for each in labels]
+    click.echo(f"{name}: {len(labels)} classes, in this order: {shorten_list(shown)}")
+    known = {texts for texts, _ in splits[0][1]}
+    if again := sum(texts in known for texts, _ in splits[1][1]):
+        click.echo(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
+    with encoding(vocabulary, output, workers) as map_rows:
+        return prepare_task(name, task, splits, vocabulary, output, map_rows)
+
+
+@click.command(cls=options.Command)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--text", type=options.ListOf(), required=True, help="The column (key) of the text, or two: a,b.")
+@click.option("--label", required=True, help="The column of the labels.")
+@options.data("The folder of the pre-training data, whose dictionary and pieces are used.")
+@options.output("The folder to write. Each task has a folder in it.")
+@click.option("--name", help="The name of the task (default: the file's).")
+@click.option("--valid", type=click.Path(path_type=Path), help="A file of held-out rows (default: a tenth of FILE).")
+@click.option("--test", type=click.Path(path_type=Path), help="A file to predict, with labels or without.")
+@click.option("--labels", type=options.ListOf(), help="The classes in the order of their ids (default: sorted).")
+@click.option("--unquoted", is_flag=True, help="In .csv and .tsv a quotation mark is text.")
+@options.jobs("Processes that encode text (default: one per core).")
+@click.option("--overwrite", is_flag=True, help="Replace a task that was prepared before.")
+def labels_command(file, text, label, data, output, name, valid, test, labels, unquoted, jobs, overwrite):
+    """Turn a table with classes of your own into a task for fine-tuning, beside those of GLUE.
+
+    FILE: .csv, .tsv (with a header line), .jsonl, .json or .parquet. Each row has one or two texts and a class.
+    `tupe finetune --task NAME`, `tupe sweep`, `tupe report` and `tupe predict` take the task as any other.
+    """
+    name = name or file.name.partition(".")[0]
+    describe(name, prepare_own(file, data, output, name, text, label, valid, test, labels, jobs, overwrite, unquoted))

@@ -1,11 +1,11 @@
-"""The vocabulary of a corpus: SentencePiece of the paper's pipeline, or a tokeniser of the library `tokenizers`, which
-is trained here, or given. All have fairseq's ids: <s> <pad> </s> <unk>, the tokens, <mask>."""
+"""The vocabulary of a corpus: SentencePiece of the paper's pipeline, or a given tokeniser of the library `tokenizers`.
+Both have fairseq's ids: <s> <pad> </s> <unk>, the tokens, <mask>."""
 
 import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,8 @@ from ..run.checksums import check
 from ..text import MASK, TextEncoder, load_sentencepiece, load_tokenizer
 
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
-TRAINED = ("bpe", "wordpiece")
-# As GPT-2's, but vowels that are marks (Arabic, Bengali, Hindi) are part of a word too.
-WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 LONGEST = 100_000  # bytes of a sentence: SentencePiece leaves longer ones out and says nothing
 CUTS = r"\S.{0,24998}(?!\S)|\S{24999}"  # what such a sentence is cut into: no sign has more than four bytes
-LONG_RUN = r"(\S{128})(?=\S)"  # no blanks, as in DNA: training takes the square of a word's length
 # fairseq's special tokens -> their names in a Hugging Face folder, and what they are usually called.
 ROLES = {
     "<s>": ("cls_token", "bos_token", "[CLS]", "<s>", "<cls>"),
@@ -73,46 +69,6 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int) -> bytes:
 # -------------------------------------------------------------------------------------------- of the library tokenizers
 
 
-def train_tokenizer(
-    kind: str, sentences: Callable[[], Iterable[str]], vocab_size: int, cased: bool, prose: bool = True
-) -> str:
-    """The tokenizer.json of a tokeniser of one of the kinds TRAINED. sentences: WordPiece reads them twice. prose: all
-    white space is single blanks, as `Raw.clean` made it in what it is trained on. Raises ValueError if the text does
-    not allow so many types."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-    def train(trainer, size, special=(), **options):
-        options |= {"vocab_size": size, "special_tokens": [*ROLES, *special], "show_progress": False}
-        cut = (re.sub(LONG_RUN, r"\1 ", sentence) for sentence in sentences())
-        tokenizer.train_from_iterator(cut, trainer(**options))
-        return tokenizer.get_vocab()
-
-    if kind == "bpe":  # of bytes, as RoBERTa's
-        tokenizer = Tokenizer(models.BPE())
-        blanks = [normalizers.Replace(Regex(r"\s{2,}|[^\S ]"), " "), normalizers.Strip()] if prose else []
-        lower = [] if cased else [normalizers.Lowercase()]
-        tokenizer.normalizer = normalizers.Sequence([*blanks, normalizers.Prepend(" "), *lower])
-        words = pre_tokenizers.Split(Regex(WORDS), "isolated")
-        as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
-        tokenizer.decoder = decoders.ByteLevel()
-        types = train(trainers.BpeTrainer, vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    else:  # as BERT's, with accents
-        tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
-        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not cased, strip_accents=False)
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-        # It breaks ties by id, and gives "##a", "##b", ... other ids each time, unless they are special tokens.
-        later = [token for token in train(trainers.WordPieceTrainer, 0) if token.startswith("##")]
-        types = train(trainers.WordPieceTrainer, vocab_size, sorted(later))
-    if len(types) < vocab_size:
-        raise ValueError(
-            f"--tokenizer {kind} makes {len(types)} types of this text, not {vocab_size}: valid: at most {len(types)}; "
-            "the same command with another --vocab-size continues from here"
-        )
-    content = {**json.loads(tokenizer.to_str()), "added_tokens": []}  # else "##a" would stay special
-    return with_our_ids(json.dumps(content, allow_nan=False), dict(zip(ROLES, ROLES, strict=True)), kind)
-
-
 def read_tokenizer(path: str | Path) -> str:
     """A user's tokeniser with our ids: a tokenizer.json, or a Hugging Face folder. Raises ValueError as
     `their_tokenizer` does."""
@@ -125,7 +81,7 @@ def their_tokenizer(path: str | Path) -> tuple[str, dict[str, str | None], Path]
     path, named = Path(path), {}
     file = path / "tokenizer.json" if path.is_dir() else path
     if not path.exists():
-        raise ValueError(f"--tokenizer {path}: not found; valid: paper, {', '.join(TRAINED)}, a file, a folder")
+        raise ValueError(f"--tokenizer {path}: not found; valid: paper, a tokenizer.json, or its folder")
     if file.is_file():
         check(file)
         try:

@@ -77,7 +77,7 @@ def find_borders(split: Split, room: int, symbols: list[str]) -> Iterator[np.nda
     rest, offset = np.zeros(0, dtype=np.int64), 0  # sizes of the parts of the block that is open, and its start
     for at in range(0, len(split), CHUNK):
         parts = split.sizes[at : at + CHUNK].astype(np.int64)
-        _, _, parts = cut_long(parts, lambda i, at=at: split[at + i], room, symbols)
+        parts = cut_long(parts, lambda i, at=at: split[at + i], room, symbols)
         parts = np.concatenate([rest, parts])
         ends = offset + np.cumsum(parts)
         # If a block begins with this part, the next one begins with that.
@@ -152,32 +152,27 @@ def _write_beside(path, key, borders):
             raise
 
 
-def cut_long(
-    sizes: np.ndarray, ids_of: Callable[[int], np.ndarray], room: int, symbols: list[str]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(sentence, start, size) of the parts of all sentences: one of more than `room` tokens is cut where the last
-    possible word begins, or within a word that is longer than that.
+def cut_long(sizes: np.ndarray, ids_of: Callable[[int], np.ndarray], room: int, symbols: list[str]) -> np.ndarray:
+    """The sizes of the parts of all sentences: one of more than `room` tokens is cut where the last possible word
+    begins, or within a word that is longer than that.
 
     sizes: of the sentences; ids_of: the ids of one; symbols: the dictionary's, which show where words begin.
     """
     (long,) = np.nonzero(sizes > room)
-    opens, inside = map(np.array, word_marks(symbols) if len(long) else ((), ()))
-    borders = []
+    if not len(long):
+        return sizes
+    opens, inside = map(np.array, word_marks(symbols))
+    parts, done = [], 0
     for i in long:
-        ids = ids_of(i)[: sizes[i]]
+        ids, start = ids_of(i), 0
         begins = opens[ids] & np.append(True, ~inside[ids[:-1]])
-        borders.append([0])
-        while (left := len(ids) - borders[-1][-1]) > room:
-            start = borders[-1][-1]
-            stop = start + max(room - (left == room + 1), 1)  # the separator does not stand alone
-            (words,) = np.nonzero(begins[start + 1 : stop + 1])
-            borders[-1].append(start + 1 + int(words[-1]) if len(words) else stop)
-        borders[-1].append(len(ids))
-    counts = np.ones(len(sizes), dtype=np.int64)
-    counts[long] = [len(border) - 1 for border in borders]
-    index, first = np.repeat(np.arange(len(sizes)), counts), np.cumsum(counts) - counts
-    starts, parts = np.zeros(len(index), dtype=np.int64), sizes[index]
-    for i, border in zip(long, borders, strict=True):
-        part = slice(first[i], first[i] + counts[i])
-        starts[part], parts[part] = border[:-1], np.diff(border)
-    return index, starts, parts
+        parts.append(sizes[done:i])
+        done, left = i + 1, len(ids)
+        while left > room:
+            most = max(room - (left == room + 1), 1)  # the separator does not stand alone
+            (words,) = np.nonzero(begins[start + 1 : start + most + 1])
+            size = 1 + int(words[-1]) if len(words) else most
+            parts.append([size])
+            start, left = start + size, left - size
+        parts.append([left])
+    return np.concatenate([*parts, sizes[done:]])

@@ -1,10 +1,10 @@
 """GLUE, for both engines: a table of its tasks, their prepared data, unrounded scores and files of predictions. The
-official files: `tupe.corpus.tasks`. A task with labels of one's own (`tupe.corpus.labels`) joins the table where its
-data, its checkpoint or the record of one of its runs is read."""
+official files: `tupe.corpus.tasks`. A task with labels of one's own joins the table where its data, its checkpoint or
+the record of one of its runs is read."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..common.options import shorten_list, task_key
 from ..run.checksums import check
 from ..run.folder import write_atomically
 from ..text import TextEncoder
-from .splits import Split, check_split, read_symbols
+from .splits import Split, read_symbols
 
 FIRST_LABEL = len(TextEncoder.SPECIALS)  # the id of a task's first label in its prepared data
 
@@ -24,11 +24,10 @@ class Glue:
 
     text: tuple  # columns of the one or two sentences
     label: str  # column of the label
-    labels: tuple  # class names in the order of the class ids; () for a regression, from `bottom` to `top`
+    labels: tuple  # class names in the order of the class ids; () for a regression, from 0 to `top`
     metrics: tuple  # the first one selects the best epoch
     header: tuple = ()  # columns of train and dev, if the files have no header line
-    columns: int = 0  # if set: rows of train and dev with another number of fields are dropped, not refused
-    bottom: float = 0.0
+    errors: str = "strict"  # "replace": rows that lack a field are dropped, not refused
     top: float = 1.0
     own: bool = False  # not of GLUE
     files: tuple = (("train", "train.tsv"), ("valid", "dev.tsv"), ("test", "test.tsv"))
@@ -46,25 +45,18 @@ class Glue:
     @property
     def range(self) -> list | None:
         """[least, greatest] label of a regression, for which a head's own outputs are 0 and 1; None for classes."""
-        return None if self.labels else [self.bottom, self.top]
+        return None if self.labels else [0.0, self.top]
 
     def answer(self, output: float) -> float:
         """A regression's output, or target, in the units of its labels."""
-        return self.bottom + output * (self.top - self.bottom)
+        return output * self.top
 
     def plain(self) -> dict | None:
         """What JSON can hold of a task that is not of GLUE, and `own_task` reads."""
-        kept = ("text", "label", "labels", "metrics", "bottom", "top", "own")
-        return {name: value for name, value in asdict(self).items() if name in kept} if self.own else None
-
-    def check_range(self, known: list | None, name: str, model: str | Path) -> None:
-        """Raise ValueError if a regression of the data has another range than that of a model, which would rescale its
-        predictions. known: `range` of the model, None if it is not known; name: of the task."""
-        if self.range and known and [*known] != self.range:
-            ours, theirs = (f"{bottom:g} to {top:g}" for bottom, top in (self.range, known))
-            raise ValueError(f"{name}: the range is {theirs} in {model}, {ours} in the data")
+        return {name: getattr(self, name) for name in LAYOUT} if self.own else None
 
 
+LAYOUT = ("text", "label", "labels", "metrics", "own")  # of a task that is not of GLUE
 ENTAILMENT = ("entailment", "not_entailment")
 BINARY = ("0", "1")
 MNLI_FILES = (
@@ -82,14 +74,14 @@ TASKS = {
     "SST-2": Glue(("sentence",), "label", BINARY, ("accuracy",)),
     "MRPC": Glue(("#1 String", "#2 String"), "Quality", BINARY, ("accuracy", "f1")),
     "STS-B": Glue(("sentence1", "sentence2"), "score", (), ("pearson", "spearman"), top=5.0),
-    "QQP": Glue(("question1", "question2"), "is_duplicate", BINARY, ("accuracy", "f1"), columns=6),
+    "QQP": Glue(("question1", "question2"), "is_duplicate", BINARY, ("accuracy", "f1"), errors="replace"),
     "MNLI": Glue(
         ("sentence1", "sentence2"),
         "gold_label",
         ("contradiction", "entailment", "neutral"),
         ("accuracy",),
         files=MNLI_FILES,
-    ),
+    ),  # fmt: skip
     "QNLI": Glue(("question", "sentence"), "label", ENTAILMENT, ("accuracy",)),
     "RTE": Glue(("sentence1", "sentence2"), "label", ENTAILMENT, ("accuracy",)),
     "WNLI": Glue(("sentence1", "sentence2"), "label", BINARY, ("accuracy",)),
@@ -98,7 +90,8 @@ TASKS = {
 
 def own_task(content: dict) -> Glue:
     """The task that `Glue.plain` described."""
-    return Glue(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+    found = {name: content[name] for name in LAYOUT}
+    return Glue(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
 
 
 def task_of(folder: Path) -> Glue:
@@ -142,10 +135,10 @@ def check_glue(folder: Path, split: str, labelled: bool = False) -> None:
             raise ValueError(f"{order}: labels {wrong}, not {right}; prepare the data again")
     for number in range(len(task.text)):
         prefix = folder / f"input{number}" / split
-        lengths[f"{prefix}.idx"] = check_split(prefix, types)
+        lengths[f"{prefix}.idx"] = len(Split(prefix, types))
     labels = folder / "label" / split
     if task.labels and (folder / "label" / f"{split}.idx").exists():
-        lengths[f"{labels}.idx"] = check_split(labels)
+        lengths[f"{labels}.idx"] = len(Split(labels))
     elif not task.labels and (scores := folder / "label" / f"{split}.label").exists():
         lengths[scores] = scores.read_bytes().count(b"\n")
     elif labelled:

@@ -17,7 +17,6 @@ CODES = {  # of the types of ids in an index
 }  # fmt: skip
 HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 LOOK = 2**16  # ids in a row that are looked at, in large data of every so many
-OLDER = b"TNTIDX"  # how an index of fairseq's formats before mmap begins
 HEAD = 26  # bytes of an index: magic, version, type of the ids, count; then an int32 and an int64 of each sequence
 
 
@@ -30,20 +29,6 @@ def read_symbols(folder: str | Path) -> list[str]:
         raise ValueError(f"{folder} is not a folder of prepared data: it has no dict.txt")
     check(Path(folder, "dict.txt"))
     return read_dictionary(Path(folder, "dict.txt"))
-
-
-def check_split(prefix: str | Path, types: int | None = None) -> int | None:
-    """The number of sequences of a split in fairseq's mmap format; None in the older ones. types: of the dictionary.
-    Raises ValueError as `Split` does."""
-    index = Path(f"{prefix}.idx")
-    if index.is_file() and _head(index).startswith(OLDER):
-        return None
-    return len(Split(prefix, types))
-
-
-def _head(index):
-    with index.open("rb") as file:
-        return file.read(HEAD)
 
 
 def _check_length(file, length):
@@ -67,12 +52,11 @@ class Split:
             raise ValueError(f"{data} not found; prepare the data again")
         check(index)
         check(data)
-        head = _head(index)
+        with index.open("rb") as file:
+            head = file.read(HEAD)
         code, count = head[17:18], int.from_bytes(head[18:], "little")
-        if head.startswith(OLDER):
-            raise ValueError(f"{prefix} is in one of fairseq's older formats; valid here: mmap")
         if not head.startswith(b"MMIDIDX\0\0") or not code or code[0] not in CODES:
-            raise ValueError(f"{index} is not an index of fairseq's, or cut off; prepare the data again")
+            raise ValueError(f"{index} is not an index of fairseq's mmap format, or cut off; prepare the data again")
         _check_length(index, HEAD + 12 * count)
         dtype, empty = np.dtype(CODES[code[0]]), np.zeros(0, dtype=np.int32)
         self.sizes = np.memmap(index, np.int32, "r", HEAD, (count,)) if count else empty

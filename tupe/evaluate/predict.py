@@ -12,7 +12,7 @@ from ..checkpoints.trained import check_dictionary, read_model
 from ..common.options import QuietCommand, data, output, shorten_list, task_key
 from ..data.blocks import PAD
 from ..data.examples import Examples, collate
-from ..data.glue import TASKS, check_glue, glue_name, own_task, read_targets, score
+from ..data.glue import TASKS, check_glue, glue_name, read_targets, score
 from ..data.masks import UNMASKED
 from ..modeling_tupe import TupeForSequenceClassification
 from ..run import record
@@ -91,8 +91,6 @@ def predictions(name: str, checkpoint: str | Path, data: Path, batch_size: int) 
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
         raise ValueError(f"{name}: the labels are {theirs} in {checkpoint}, {ours} in the data")
-    known = about.layout and own_task(about.layout).range if about else None
-    glue.check_range(trained.ranges.get(head) or known, name, checkpoint)
     check_dictionary(trained.weights, data / "dict.txt")
     model = trained.model(TupeForSequenceClassification, head)
     unit = float if model.config.label_range else glue.answer  # earlier folders do not say
@@ -121,9 +119,7 @@ def _values(glue, output, unit):
 def _label(glue, value):
     if glue.labels:
         return glue.labels[value]
-    if glue.own:
-        return f"{value:.6g}"
-    return f"{min(max(value, glue.bottom), glue.top):.3f}"
+    return f"{min(max(value, 0), glue.top):.3f}"
 
 
 def zip_submission(output: Path, files: list[Path]) -> Path:

@@ -131,7 +131,7 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
         return {**super().state_dict(), "labels": labels, "layout": self.layout}
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Raises ValueError if the labels of the data are not those of the checkpoint, in its order, or its range."""
+        """Raises ValueError if the labels of the data are not those of the checkpoint, in its order."""
         state_dict = dict(state_dict)
         labels, layout = state_dict.pop("labels", {}), state_dict.pop("layout", None)
         if self.glue is None and layout:
@@ -142,7 +142,6 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
         if [*theirs] != [*self.glue.names]:
             ours, theirs = shorten_list(self.glue.names), shorten_list(theirs)
             raise ValueError(f"{self.name}: the labels are {theirs} in the checkpoint, {ours} in the data")
-        self.glue.check_range(layout and own_task(layout).range, self.name, "the checkpoint")
         super().load_state_dict(state_dict)
 
     # ---- training and scores ----

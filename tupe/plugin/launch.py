@@ -20,7 +20,7 @@ from ..common.options import split_files
 from ..common.recipes import ARCH, Settings
 from ..config import flag
 from ..data.glue import check_glue, glue_name
-from ..data.splits import check_split, folders_of, prefixes_of, read_symbols
+from ..data.splits import Split, folders_of, prefixes_of, read_symbols
 from ..encoder import Encoder
 from ..positions import load_scheme_file
 from ..run.torchrun import gpus_to_use, run_torchrun, words_of_nodes
@@ -145,4 +145,4 @@ def check_splits(settings: Settings, data: Path | str) -> None:
             check_glue(folder / glue_name(settings["glue_task"], folder), name, labelled=True)
         else:
             for prefix in prefixes_of(data, name):
-                check_split(prefix, len(read_symbols(folder)))
+                Split(prefix, len(read_symbols(folder)))  # raises ValueError for one that is not whole

@@ -29,7 +29,7 @@ from ..config import APART, FINETUNE, PLACES, PRETRAIN
 from ..data.batches import Batches
 from ..data.blocks import Blocks, fingerprint_of
 from ..data.glue import TASKS, check_glue, glue_name
-from ..data.splits import Split, check_split, files_of, folders_of, prefixes_of, read_symbols
+from ..data.splits import Split, files_of, folders_of, prefixes_of, read_symbols
 from ..model_config import ModelConfig
 from ..positions import load_scheme_file
 from ..run.folder import fingerprint
@@ -114,7 +114,7 @@ def of_text(settled: Settled, data: Path | str, symbols: list[str]) -> dict[str,
     names = [settled.train_subset, *splits]
     prefixes = [prefix for name in names for prefix in prefixes_of(data, name)]
     for prefix in prefixes:
-        check_split(prefix, len(symbols))
+        Split(prefix, len(symbols))  # raises ValueError for one that is not whole
     start = start_of(settled, first) if settled.finetune_from_model else {}
     return {
         "task": "masked_lm", "splits": splits,
