@@ -12,7 +12,6 @@ from tupe.corpus import readers as documents
 from tupe.corpus.readers import Document, find_inputs, paragraphs
 from tupe.corpus.records import Reading
 from tupe.corpus.stats import Stats
-from tupe.evaluate.minimal_pairs import Pair, read_paradigms
 
 
 def read_all(*paths, errors="strict"):
@@ -75,13 +74,11 @@ def test_plain_text_in_every_compression(tmp_path, suffix):
 
 
 def test_a_line_of_invisible_characters_is_empty(tmp_path):
-    """For lines, books, and pairs of sentences."""
+    """For lines and books."""
     lines = ["one", "\u200b", "two", " \ufeff\u00ad", "\u200bthree"]
     (tmp_path / "a.txt").write_text("\n".join(lines), encoding="utf-8")
     assert texts(tmp_path / "a.txt") == ["one", "two", "\u200bthree"]
     assert texts(tmp_path) == ["one\ntwo\n\u200bthree"]  # three paragraphs
-    (tmp_path / "pairs.txt").write_text("bad\n\u200b\ngood\n", encoding="utf-8")
-    assert read_paradigms(tmp_path / "pairs.txt")[0].pairs == [Pair("good", "bad")]
 
 
 def _flip(content, at):

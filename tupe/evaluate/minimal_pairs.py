@@ -1,10 +1,10 @@
 """Minimal pairs: how often a model finds the grammatical sentence of two more likely than the other (BLiMP: Warstadt et
 al., 2020).
 
-`tupe minimal-pairs` reads BLiMP's and BabyLM's JSON lines (a folder, or a file) and plain text with two lines per pair,
-the bad one first. The score of a sentence is its pseudo-log-likelihood (`tupe.evaluate.likelihood`); the sum with the
-later pieces of a word masked is the primary one. A difference of at most 1e-4 nats is a tie and counts one half, so
-that a model without positions is exactly at one half on pairs that differ only in the order of their words.
+`tupe minimal-pairs` reads BLiMP's and BabyLM's JSON lines, a folder or a file. The score of a sentence is its
+pseudo-log-likelihood (`tupe.evaluate.likelihood`); the sum with the later pieces of a word masked is the primary one. A
+difference of at most 1e-4 nats is a tie and counts one half, so that a model without positions is exactly at one half
+on pairs that differ only in the order of their words.
 """
 
 import json
@@ -55,15 +55,15 @@ class Paradigm:
 
 
 def read_paradigms(source: str | Path) -> list[Paradigm]:
-    """The paradigms of a .jsonl or .txt file, or of a folder of them, sorted by name. Raises ValueError, with file and
-    line, for what is not a pair."""
+    """The paradigms of a .jsonl file, or of a folder of them, sorted by name. Raises ValueError, with file and line,
+    for what is not a pair."""
     source = Path(source)
     if not source.exists():
-        raise ValueError(f"not found: {source}; give a .jsonl or .txt file, or a folder of them")
-    files = files_below(source) if source.is_dir() else [source]
-    paradigms = [_paradigm(path) for path in files if path.suffix in (".jsonl", ".txt")]
-    if not paradigms:
-        raise ValueError(f"{source} holds no .jsonl and no .txt file (an archive has to be unpacked)")
+        raise ValueError(f"not found: {source}; give a .jsonl file, or a folder of them")
+    files = [path for path in files_below(source) if path.suffix == ".jsonl"] if source.is_dir() else [source]
+    if not files:
+        raise ValueError(f"{source} holds no .jsonl file (an archive has to be unpacked)")
+    paradigms = [_paradigm(path) for path in files]
     if twice := [name for name, count in Counter(paradigm.name for paradigm in paradigms).items() if count > 1]:
         raise ValueError(f"{source} has the paradigm {twice[0]} twice")
     return sorted(paradigms, key=lambda paradigm: paradigm.name)
@@ -71,19 +71,13 @@ def read_paradigms(source: str | Path) -> list[Paradigm]:
 
 def _paradigm(path: Path) -> Paradigm:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: byte {error.start} is not UTF-8") from None
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if not is_blank(line)]
-    if not lines:
-        raise ValueError(f"{path} holds no pair")
-    if path.suffix == ".txt":
-        if len(lines) % 2:
-            raise ValueError(f"{path}: {len(lines)} lines; a pair is two lines, the bad sentence first")
-        pairs = [Pair(good.strip(), bad.strip()) for (_, bad), (_, good) in zip(lines[::2], lines[1::2], strict=True)]
-        return Paradigm(path.stem, path.stem, pairs)
-    pairs = []
-    for number, line in lines:
+    pairs, row = [], {}
+    for number, line in enumerate(lines, 1):
+        if is_blank(line):
+            continue
         try:
             row = json.loads(line)
             pair = Pair(row["sentence_good"], row["sentence_bad"])
@@ -92,6 +86,8 @@ def _paradigm(path: Path) -> Paradigm:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f'{path}, line {number}: no object with "sentence_good" and "sentence_bad"') from None
         pairs.append(pair)
+    if not pairs:
+        raise ValueError(f"{path} holds no pair")
     phenomenon = str(row.get("linguistics_term", path.stem))  # the same in all of its rows
     return Paradigm(path.stem, PHENOMENA.get(phenomenon, phenomenon), pairs)
 
@@ -209,9 +205,7 @@ def of_pairs(results: dict[str, dict]) -> TextTable:
 
 @click.command(cls=QuietCommand)
 @models
-@click.option(
-    "--pairs", required=True, type=click.Path(path_type=Path), help="The pairs: a .jsonl or .txt file, or a folder."
-)
+@click.option("--pairs", required=True, type=click.Path(path_type=Path), help="The pairs: a .jsonl file, or a folder.")
 @output("The folder of the results: minimal_pairs.json and .md, and pairs.csv with the scores of each pair.")
 def command(models, pairs, output):
     """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""
