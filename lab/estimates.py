@@ -2,14 +2,43 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-from tupe.sweep.uncertainty import Contrast, Seeds, contrast, t_test
+from tupe.sweep.uncertainty import Seeds
+from tupe.sweep.uncertainty import mean_interval as interval_of_mean
 
 ALPHA = 0.05  # of the corrected p-values
 Blocks = dict[int, tuple]  # seed -> (summed loss of each held-out block, tokens of each)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Mean of a - b over the seeds that both have, with a 95 % t-interval and the two-sided p-value of the paired
+    t-test. interval and p are None for fewer than `FEWEST` seeds."""
+
+    mean: float
+    interval: tuple[float, float] | None
+    p: float | None
+    differences: Seeds  # seed -> a - b
+
+
+def contrast(a: Seeds, b: Seeds) -> Contrast:
+    """Paired by seed. Raises ValueError if a and b have no seed in common."""
+    shared = sorted(set(a) & set(b))
+    if not shared:
+        raise ValueError(f"no common seed: {sorted(a)} and {sorted(b)}")
+    differences = {seed: a[seed] - b[seed] for seed in shared}
+    mean, interval = mean_interval(differences.values())
+    if interval is None:
+        p = None
+    elif interval[0] == interval[1]:  # no variation, of which scipy warns; with a mean of 0 its p is nan
+        p = float(mean == 0)
+    else:
+        p = float(stats.ttest_1samp([*differences.values()], 0).pvalue)
+    return Contrast(mean, interval, p, differences)
 
 
 def paired(values: dict[str, Seeds], a: str, b: str) -> Contrast | None:
@@ -19,7 +48,7 @@ def paired(values: dict[str, Seeds], a: str, b: str) -> Contrast | None:
 
 def mean_interval(values: Iterable[float]) -> tuple[float, tuple[float, float] | None]:
     """(mean, 95 % t-interval of the mean); no interval for fewer than `FEWEST` values."""
-    return t_test(list(values))[:2]
+    return interval_of_mean(list(values))
 
 
 def holm(p_values: list[float | None]) -> list[float | None]:

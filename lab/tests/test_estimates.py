@@ -1,6 +1,7 @@
 """Statistics of the experiments against scipy and numbers computed by hand."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from scipy import stats
 
 from lab.estimates import (
     bootstrap,
+    contrast,
     equivalence,
     first_below,
     geometric_mean_interval,
@@ -93,3 +95,28 @@ def test_a_number_of_numpy_is_rounded_as_any_other():
     for value in (-1.985, 0.9365, -1.95, 0.0625):
         assert number(np.float64(value), 2) == f"{value:.2f}"
     assert number(np.float64(-0.0004)) == "0.000" and number(None) == ""
+
+
+def test_paired_contrast_is_scipys():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(5, 1, 6), rng.normal(4.5, 1, 6)
+    result = contrast(dict(enumerate(a)), {**dict(enumerate(b)), 99: 0.0})  # a seed that one of them lacks is left out
+    test = stats.ttest_rel(a, b)
+    assert len(result.differences) == 6 and result.p == pytest.approx(test.pvalue)
+    assert result.interval == pytest.approx(test.confidence_interval(0.95))
+    assert result.mean == pytest.approx((a - b).mean())
+
+
+def test_contrasts_without_an_interval():
+    single = contrast({1: 2.0}, {1: 1.5})
+    assert (single.mean, single.interval, single.p) == (0.5, None, None)
+    two = contrast({1: 2.0, 2: 3.0}, {1: 1.5, 2: 2.7})
+    assert (two.interval, two.p) == (None, None) and two.mean == pytest.approx(0.4)
+    same = dict.fromkeys((1, 2, 3), 2.0)
+    alike = contrast(same, dict.fromkeys((1, 2, 3), 1.0))
+    assert (alike.interval, alike.p) == ((1.0, 1.0), 0.0) and contrast(same, same).p == 1.0  # no variation at all
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert contrast({1: 5.2, 2: 5.3, 3: 5.4}, {1: 5.1, 2: 5.2, 3: 5.3}).p == 0.0  # but rounding
+    with pytest.raises(ValueError, match="no common seed"):
+        contrast({1: 2.0}, {2: 2.0})

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 
 from lab import recompute
+from lab.estimates import contrast
 from lab.plan import LATER, Trial
-from tupe.sweep.uncertainty import contrast
 
 # Decimals of no table: a margin, arXiv's numbers, the scale at which vectors start, a name, a p-value of one digit
 GIVEN = ["0.1 bits", "arxiv.org", "a scale of 1 instead of 0.02", "`absolute_0.06`", "(p = 0.0002)"]

@@ -1,17 +1,15 @@
 """Standard errors by their source, against formulas."""
 
 import statistics
-import warnings
 
 import numpy as np
 import pytest
 from helpers import write_run
-from scipy import stats
 
 from tupe.run.record import Record
 from tupe.sweep.collection import collect, with_unit
 from tupe.sweep.scores import summarise
-from tupe.sweep.uncertainty import Uncertainty, contrast
+from tupe.sweep.uncertainty import Uncertainty
 
 EXAMPLES = 400
 
@@ -132,28 +130,3 @@ def test_what_is_not_known_to_be_another_seed_of_pre_training_does_not_count_as_
         write_run(folder, "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
     rows, _ = tables_of(tmp_path)
     assert [row["error by pre-training seeds"] for row in rows] == ["? (1)"] * 2
-
-
-def test_paired_contrast_is_scipys():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(5, 1, 6), rng.normal(4.5, 1, 6)
-    result = contrast(dict(enumerate(a)), {**dict(enumerate(b)), 99: 0.0})  # a seed that one of them lacks is left out
-    test = stats.ttest_rel(a, b)
-    assert len(result.differences) == 6 and result.p == pytest.approx(test.pvalue)
-    assert result.interval == pytest.approx(test.confidence_interval(0.95))
-    assert result.mean == pytest.approx((a - b).mean())
-
-
-def test_contrasts_without_an_interval():
-    single = contrast({1: 2.0}, {1: 1.5})
-    assert (single.mean, single.interval, single.p) == (0.5, None, None)
-    two = contrast({1: 2.0, 2: 3.0}, {1: 1.5, 2: 2.7})
-    assert (two.interval, two.p) == (None, None) and two.mean == pytest.approx(0.4)
-    same = dict.fromkeys((1, 2, 3), 2.0)
-    alike = contrast(same, dict.fromkeys((1, 2, 3), 1.0))
-    assert (alike.interval, alike.p) == ((1.0, 1.0), 0.0) and contrast(same, same).p == 1.0  # no variation at all
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert contrast({1: 5.2, 2: 5.3, 3: 5.4}, {1: 5.1, 2: 5.2, 3: 5.3}).p == 0.0  # but rounding
-    with pytest.raises(ValueError, match="no common seed"):
-        contrast({1: 2.0}, {2: 2.0})

@@ -1,11 +1,10 @@
 """How uncertain fine-tuning scores are, and from what: which examples are in the development set (bootstrap), the seeds
 of fine-tuning, the seeds of pre-training. Differences between models are paired: the same examples, the same seeds.
-Intervals and tests are scipy's t-tests."""
+Intervals are scipy's t-intervals."""
 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
@@ -122,43 +121,23 @@ class Uncertainty:
         return TextTable.plain(header, rows, align="lllrrrr")
 
 
-@dataclass(frozen=True)
-class Contrast:
-    """Mean of a - b over the seeds that both have, with a 95 % t-interval and the two-sided p-value of the paired
-    t-test. interval and p are None for fewer than `FEWEST` seeds."""
-
-    mean: float
-    interval: tuple[float, float] | None
-    p: float | None
-    differences: Seeds  # seed -> a - b
-
-
-def contrast(a: Seeds, b: Seeds) -> Contrast:
-    """Paired by seed. Raises ValueError if a and b have no seed in common."""
-    shared = sorted(set(a) & set(b))
-    if not shared:
-        raise ValueError(f"no common seed: {sorted(a)} and {sorted(b)}")
-    differences = {seed: a[seed] - b[seed] for seed in shared}
-    return Contrast(*t_test([*differences.values()]), differences)
-
-
-def t_test(values: list[float]) -> tuple[float, tuple[float, float] | None, float | None]:
-    """(mean, its 95 % interval, two-sided p-value that it is 0); None for fewer than `FEWEST` values."""
+def mean_interval(values: list[float]) -> tuple[float, tuple[float, float] | None]:
+    """(mean, its 95 % t-interval: None for fewer than `FEWEST` values)."""
     mean = float(np.mean(values))
     if len(values) < FEWEST:
-        return mean, None, None
-    if np.ptp(values) <= 1e-9 * abs(mean):  # no variation but rounding, of which scipy warns; with a mean of 0 p is nan
-        return mean, (mean, mean), float(mean == 0)
-    test = stats.ttest_1samp(values, 0)
-    low, high = test.confidence_interval(0.95)
-    return mean, (float(low), float(high)), float(test.pvalue)
+        return mean, None
+    if np.ptp(values) <= 1e-9 * abs(mean):  # no variation but rounding, of which scipy warns
+        return mean, (mean, mean)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    return mean, (float(low), float(high))
 
 
-def interval_of(a: dict[int, float], b: dict[int, float]) -> tuple[float, str]:
+def interval_of(a: Seeds, b: Seeds) -> tuple[float, str]:
     """(mean of a - b over the seeds of both, its 95 % t-interval and their number as text); 0 without such a seed."""
-    one = contrast(a, b) if set(a) & set(b) else Contrast(0.0, None, None, {})
-    bounds = "?" if one.interval is None else "{:+.2f} to {:+.2f}".format(*one.interval)
-    return one.mean, f"{bounds} ({len(one.differences)})"
+    differences = [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
+    mean, interval = mean_interval(differences) if differences else (0.0, None)
+    bounds = "?" if interval is None else "{:+.2f} to {:+.2f}".format(*interval)
+    return mean, f"{bounds} ({len(differences)})"
 
 
 def reference_of(model: Model, models: Iterable[Model]) -> Model | None:
