@@ -3,7 +3,6 @@
 import argparse
 import codecs
 import json
-import os
 import pickle
 import re
 import zipfile
@@ -51,7 +50,7 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
     allowed = list(torch.serialization.get_safe_globals())  # torch's own context manager would forget those in HARMLESS
     torch.serialization.add_safe_globals([*HARMLESS, *OLD_METERS])
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and _can_be_mapped(path))
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap and zipfile.is_zipfile(path))
     except FileNotFoundError:
         raise ValueError(f"checkpoint not found: {path}") from None
     except pickle.UnpicklingError as error:
@@ -65,11 +64,6 @@ def load_safely(path: str | Path, mmap: bool = False) -> Any:
     finally:
         torch.serialization.clear_safe_globals()
         torch.serialization.add_safe_globals(allowed)
-
-
-def _can_be_mapped(path):
-    """Whether its format is that of torch >= 1.6 and its name UTF-8, which torch asks of the names that it opens."""
-    return zipfile.is_zipfile(path) and str(path).encode("utf-8", "ignore") == os.fsencode(path)
 
 
 def tensors_of(state: Any, path: str | Path) -> dict[str, torch.Tensor]:
