@@ -169,8 +169,6 @@ def test_fine_tuning(learnable, pretrained, disk, survive):
 
 @pytest.mark.slow
 def test_a_sweep_of_eight_jobs(data, disk, monkeypatch, survive):
-    original = runner.multiprocessing.get_context
-    monkeypatch.setattr(runner.multiprocessing, "get_context", lambda method: original("fork"))  # jobs are copies too
     monkeypatch.setattr(runner, "check", lambda job: None)
     words = [f"--data={data}", *TINY, "--arch=tupe_r_tiny", "--update-freq=1", "--num-workers=0", "--max-update=9"]
     words += ["--save-interval-updates=3", "--jobs=2", "--retry-failed", "--grid=seed=1,2,3,4,5,6,7,8"]

@@ -268,8 +268,8 @@ def test_a_terminated_sweep_leaves_nothing_running_and_can_be_resumed(place):
 
 @pytest.mark.thorough
 def test_real_runs(learnable, pretrained, tmp_path, monkeypatch):
-    """Two fine-tunings and their report; started again, neither is run again. Jobs in copies of a process that has done
-    the imports: each scores and predicts as a run does that it had no part in."""
+    """Two fine-tunings and their report; started again, neither is run again. Each scores and predicts as a run
+    does that no sweep started."""
     words = ["--data", learnable, "--checkpoint", pretrained, "--output", tmp_path / "out", "--grid", "task=cola"]
     words += ["--grid", "lr=1e-3", "--grid", "seed=1,2", "--jobs", "2", "--num-workers", "0", "--max-epoch=2"]
     words = list(map(str, words))
@@ -278,14 +278,6 @@ def test_real_runs(learnable, pretrained, tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "check", lambda job: None)  # a process more
     done = CliRunner().invoke(command, [*words, "--report"])
     assert done.exit_code == 0 and "2 to run" in done.output, done.output
-    # Data workers are copies of the job, in its process group, not of the process that copies are made of.
-    show = "import multiprocessing\nprint('workers:', multiprocessing.get_start_method())"
-    (tmp_path / "own.py").write_text(show)
-    command_line = (*runner.PROGRAM, "--position-file", str(tmp_path / "own.py"), "list", "schemes")
-    other, (slot, *_) = runner.Job("other", tmp_path / "other", command_line), runner.slots(2)
-    assert runner.can_copy(other)
-    runner.start(other, slot).wait()
-    assert "workers: fork\n" in other.log.read_text()
     repeated = CliRunner().invoke(command, words)
     assert repeated.exit_code == 0 and "0 to run" in repeated.output
     runs = [record.read(tmp_path / "out/CoLA" / f"lr0.001_seed{seed}") for seed in (1, 2)]

@@ -250,31 +250,6 @@ def test_a_second_signal_kills_jobs(tmp_path):
     wait_until(lambda: all(map(has_ended, pids)))
 
 
-def test_the_process_to_be_copied_outlives_a_signal_to_its_group():
-    """It has to tell how its copies end: without it they count as ended, and are killed while they save."""
-    code = """
-import multiprocessing, os, signal
-from multiprocessing import forkserver
-from tupe.run import stop
-from tupe.sweep import runner
-context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(runner.IMPORTS[:1])
-def run():
-    process = context.Process(target=print)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-run()
-server = forkserver._forkserver._forkserver_pid
-for number in stop.SIGNALS:
-    signal.signal(number, signal.SIG_IGN)
-    os.killpg(0, number)
-run()
-assert server == forkserver._forkserver._forkserver_pid
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, start_new_session=True)
-
-
 def test_a_runner_that_is_killed_leaves_processes_that_the_next_one_waits_for(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "SECONDS_TO_NEXT_LOOK", 0.1)
     behave = "write_atomically(folder / 'pids', str(os.getpid())); time.sleep(2)"
@@ -306,16 +281,6 @@ def test_an_error_in_the_caller_ends_what_runs(tmp_path, monkeypatch):
     pids = [int(pid) for pid in (tmp_path / "slow" / "pids").read_text().split()]
     wait_until(lambda: all(map(has_ended, pids)))  # a signal needs a moment to kill
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_which_jobs_run_in_copies_of_a_process(tmp_path, monkeypatch):
-    """That they are exact: tests/sweep/test_grid.py."""
-    ours = runner.Job("ours", tmp_path, runner.tupe("finetune", {"--output": tmp_path}))
-    chosen = runner.Job("chosen", tmp_path, runner.tupe("finetune", {"--output": tmp_path, "--allocator": "none"}))
-    assert runner.can_copy(ours)
-    assert not runner.can_copy(chosen) and not runner.can_copy(job(tmp_path / "stand_in"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert not runner.can_copy(ours)
 
 
 def test_slots(monkeypatch):

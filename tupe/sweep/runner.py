@@ -4,16 +4,13 @@ A run's state comes from the exit status of its process and from the record in i
 runner can be stopped and started again, and several can share the same jobs.
 """
 
-import multiprocessing
 import os
-import runpy
 import shlex
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,6 @@ from typing import Any
 import click
 import torch
 
-from ..common.allocator import tcmalloc
-from ..config import TORCH
 from ..run import record, stop
 from ..run.processes import PROGRAM, complete
 
@@ -204,14 +199,12 @@ def check(job: Job) -> None:
 # ----------------------------------------------------------------------------------------------------------- processes
 
 
-def start(job: Job, environment: dict) -> "subprocess.Popen | Copy":
+def start(job: Job, environment: dict) -> subprocess.Popen:
     """Start a job in a process group of its own; what it prints is added to its log."""
     job.folder.mkdir(parents=True, exist_ok=True)
     with job.log.open("a", encoding="utf-8") as log:
         log.write(f"$ {shlex.join(job.command)}\n")
         log.flush()
-        if can_copy(job):
-            return Copy(job, environment)
         return subprocess.Popen(
             job.command,
             stdin=subprocess.DEVNULL,
@@ -220,74 +213,6 @@ def start(job: Job, environment: dict) -> "subprocess.Popen | Copy":
             env={**os.environ, **environment},
             start_new_session=True,
         )
-
-
-# What the process that jobs are copied from imports: first what lets it live, then what all copies need.
-IMPORTS = ["tupe.sweep.ignore_signals", "tupe.plugin.launch", "tupe.cli.train", "torch._dynamo"]
-
-
-def can_copy(job: Job) -> bool:
-    """Whether the job may run in a copy of a process: not with a GPU, which a copy could not use, nor with an allocator
-    of its own, which is chosen when torch is loaded."""
-    ours = job.command[:3] == (sys.executable, "-m", "tupe") and not any("--allocator" in word for word in job.command)
-    return ours and not torch.cuda.device_count()
-
-
-class Copy:
-    """A job in a copy of a process that has done the imports, which take longer than a small job's first epoch. As much
-    of `subprocess.Popen` as this module uses."""
-
-    def __init__(self, job: Job, environment: dict):
-        context = multiprocessing.get_context("forkserver")
-        more = ["tupe.train.finetune"] if {f"--engine={name}" for name in TORCH} & {*job.command} else []
-        context.set_forkserver_preload(IMPORTS + more)  # without what is not installed
-        self.process = context.Process(target=run_tupe, args=(job.command[3:], str(job.log), environment))
-        with main_memory_from(tcmalloc()):  # where the process to be copied is started, by the first job
-            self.process.start()
-        self.pid = self.process.pid
-        with suppress(ProcessLookupError):  # it has ended
-            while os.getpgid(self.pid) != self.pid:  # its group is not there yet, which `kill` needs
-                time.sleep(0.001)
-
-    @property
-    def returncode(self) -> int | None:
-        return self.process.exitcode
-
-    def poll(self) -> int | None:
-        return self.process.exitcode
-
-    def wait(self) -> None:
-        self.process.join()
-
-
-@contextmanager
-def main_memory_from(library: str | None) -> Iterator[None]:
-    """Inside, processes that are started take main memory from this library, unless the user has chosen one."""
-    if library is None or "LD_PRELOAD" in os.environ:
-        yield
-        return
-    os.environ["LD_PRELOAD"] = library
-    try:
-        yield
-    finally:
-        del os.environ["LD_PRELOAD"]
-
-
-def run_tupe(words: tuple, log: str, environment: dict) -> None:
-    """Become `tupe WORDS` in a process group of its own."""
-    for number in stop.SIGNALS:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    os.setsid()
-    with open(log, "a") as file:
-        for descriptor in (1, 2):
-            os.dup2(file.fileno(), descriptor)
-    os.environ.update(environment)
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # which was read when torch was loaded
-    # As in any other process: data workers are copies of the job and end with its group. The server, which started this
-    # one, would start them otherwise.
-    multiprocessing.set_start_method("fork", force=True)
-    sys.argv = ["tupe", *words]
-    runpy.run_module("tupe", run_name="__main__", alter_sys=True)
 
 
 def is_second(received: list) -> bool:
