@@ -12,7 +12,7 @@ from helpers import least_checkpoint
 
 from tupe.run import record
 from tupe.sweep import runner
-from tupe.sweep.compare import command
+from tupe.sweep.compare import command, losses_table
 from tupe.sweep.grid import Sweep
 
 STAND_IN = Path(__file__).parents[1] / "stand_in.py"
@@ -103,8 +103,25 @@ def test_mistakes_in_options_of_the_trainings_are_refused_first(place):
 def test_losses_are_means_over_seeds(place):
     compare(place, "--position=rope", "--pretraining-seeds=1,2")
     assert starts(place).keys() == {f"positions/bert_a_tiny/rope_seed{seed}" for seed in (1, 2)}
-    row = "| positions/bert_a_tiny/rope | 5.000 | 0.00 (2) |"
+    row = "| positions/bert_a_tiny/rope | 5.000 | 0.00 | 2 | ? |"
     assert row in (place / "out" / "losses.md").read_text()
+    (line,) = (place / "out" / "losses.csv").read_text().splitlines()[1:]
+    assert line == "positions/bert_a_tiny/rope,5.000,0.00,2,?"
+
+
+@pytest.mark.parametrize("task, marks", [("masked_lm", ["0", "1", "2"]), ("electra", ["?", "?", "?"])])
+def test_runs_that_are_still_on_the_plateau_are_counted(tmp_path, task, marks):
+    """They are not half a bit below the mean of those without positions, 9.1. Nats of ELECTRA do not compare."""
+    jobs = []
+    for name, losses in {"nopos": (9.0, 9.2), "t5": (8.9, 8.5), "rope": (6.0, 6.0)}.items():
+        for seed, loss in enumerate(losses, 1):
+            run = record.Record(task if name == "rope" else "masked_lm", seed=seed, scores=[{"loss": loss}])
+            jobs.append(runner.Job(f"positions/{name}_seed{seed}", tmp_path / f"{name}{seed}", ()))
+            jobs[-1].folder.mkdir()
+            run.save(jobs[-1].folder)
+    rows = [cells for _, cells in losses_table(jobs).rows]
+    assert [cells[0] for cells in rows] == ["positions/rope", "positions/t5", "positions/nopos"]
+    assert rows[1][1:4] == ["8.700", "0.28", "2"] and [cells[4] for cells in rows] == marks
 
 
 def test_an_encoding_whose_pre_training_fails_is_left_out(place):

@@ -31,6 +31,7 @@ from .collection import collect
 from .grid import Sweep, check_tasks, option_of, options_in
 from .report import write_report
 
+EXIT = 0.5  # bits below a model without positions: what has left the plateau is lower (docs/concepts.md)
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
 
 
@@ -101,17 +102,20 @@ def find_tasks(data: Path, glue: Path | None, tasks: list[str] | None) -> list[s
 
 
 def losses_table(jobs: list[runner.Job]) -> TextTable:
-    """Validation losses at the end of finished pre-trainings, means over seeds, lowest first."""
+    """Final validation losses, means over seeds, the best first. A run whose loss is not `EXIT` below that of `nopos`
+    is still on the plateau; "?" without `nopos`."""
     losses, units = defaultdict(list), set()
     for job in jobs:
         run = record.read(job.folder)
         losses[str(job).removesuffix(f"_seed{run.seed}")].append(run.scores[-1]["loss"])
         units.add(run.loss_unit)
+    blind = [statistics.mean(values) for name, values in losses.items() if Path(name).name == "nopos"]
     rows = []
     for name, values in sorted(losses.items(), key=lambda item: statistics.mean(item[1])):
         deviation = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "?"
-        rows.append([name, f"{statistics.mean(values):.3f}", f"{deviation} ({len(values)})"])
-    header = ["pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation (seeds)"]
+        staying = sum(value > blind[0] - EXIT for value in values) if blind and len(units) == 1 else "?"
+        rows.append([name, f"{statistics.mean(values):.3f}", deviation, str(len(values)), str(staying)])
+    header = ["pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation", "seeds", "on the plateau"]
     return TextTable.plain(header, rows)
 
 
@@ -148,7 +152,8 @@ def command(
 
     tupe compare --data corpus-bin --output compare --glue glue-bin --max-update 6000
 
-    Without --glue it ends with a table of the validation losses, also in OUTPUT/losses.md.
+    Without --glue it ends with a table of the validation losses, also in OUTPUT/losses.md and .csv. With --position
+    nopos among the others, the table says which runs are still on the plateau.
     """
     output = output.resolve()
     if not presets and not position:
@@ -179,9 +184,10 @@ def command(
 
     finished = [job for job, state in states.items() if state == "finished"]
     if not tasks:
-        table = losses_table(finished).markdown()
-        write_atomically(output / "losses.md", table)
-        click.echo(table)
+        table = losses_table(finished)
+        write_atomically(output / "losses.md", table.markdown())
+        write_atomically(output / "losses.csv", table.csv())
+        click.echo(table.markdown())
     sweeps = [plan_fine_tuning(job.folder, output, glue, tasks, lrs, seeds, fine_tuning) for job in finished if tasks]
     for sweep in sweeps:
         sweep.save()
