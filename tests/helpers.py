@@ -470,6 +470,15 @@ def never_pack(monkeypatch):
     monkeypatch.setattr(Packing, "of", lambda real, count: Packing(real))
 
 
+def attention_weights(encoder, tokens):
+    """[B, H, L, L] of each layer."""
+    from tupe.attention import Recorder
+
+    recorder = Recorder(encoder.normaliser)
+    encoder(tokens, backend=recorder)
+    return recorder.weights_of_layers
+
+
 def scramble(module, seed=0):
     """Add noise to every parameter: initial values of 0, 1 or N(0, 0.02) would hide mistakes. Returns the module."""
     generator = torch.Generator().manual_seed(seed)

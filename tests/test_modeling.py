@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from helpers import Waits
+from helpers import Waits, attention_weights
 from torch import nn
 
 from tupe import cpu
@@ -229,7 +229,7 @@ def test_attention_weights_and_the_two_parts_of_their_logits(position, ids):
             torch.testing.assert_close(weights[row][:, tokens], expected[row][:, tokens])
     if ids is IDS:
         encoder = model.tupe.encoder
-        torch.testing.assert_close(encoder.attention_weights(ids, 1)[real.any(1)], out.attentions[1])
+        torch.testing.assert_close(attention_weights(encoder, ids)[1][real.any(1)], out.attentions[1])
         bias = encoder.positions.terms(8)[1][0]
         assert torch.equal(positions[0], torch.zeros_like(words[0]) if bias is None else bias)
     copy.deepcopy(model)  # nothing of what was recorded stays

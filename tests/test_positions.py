@@ -5,7 +5,7 @@ B batch, L sequence length, H heads, D width of a head.
 
 import pytest
 import torch
-from helpers import ended, fork, never_pack, scramble
+from helpers import attention_weights, ended, fork, never_pack, scramble
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tupe import backend_cpu, positions
@@ -243,7 +243,7 @@ def test_weights_end_at_the_window(cls, padded):
     seen = [[abs(i - j) <= 2 or (cls == "untied" and 0 in (i, j)) for j in range(L)] for i in range(L)]
     with torch.no_grad():
         for layer in range(4):
-            weights = model.attention_weights(x, layer)
+            weights = attention_weights(model, x)[layer]
             expected = (torch.tensor(seen) if layer % 2 else torch.ones(L, L, dtype=bool)) & x.ne(PAD)[:, None, None]
             real = x.ne(PAD)[:, None, :, None].expand_as(weights)
             assert torch.equal((weights > 0)[real], expected.expand_as(weights)[real]) and weights.isfinite().all()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import Backend, Batch, Plain, Recorder, attend
+from .attention import Backend, Batch, Plain, attend
 from .backends import choose
 from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
@@ -448,14 +448,6 @@ class Encoder(Stack):
         if self.segments is not None and self.separator is not None:
             x = x + self.segments(second_segment(tokens, self.separator))
         return dropout(self.embed_norm(packing.pack(x)), self.dropout, self.training)
-
-    def attention_weights(self, tokens: Tensor, layer: int = 0) -> Tensor:
-        """The weights [B, H, L, L] of one layer, for probes and figures (without dropout)."""
-        if self.training:
-            raise ValueError("call eval() first: dropout would make the weights random")
-        recorder = Recorder(self.normaliser)
-        self(tokens, backend=recorder)
-        return recorder.weights_of_layers[layer]
 
 
 def of_cls(tokens: Tensor) -> Tensor:

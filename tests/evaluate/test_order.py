@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from helpers import build_masked_lm
+from helpers import attention_weights, build_masked_lm
 
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.cli import main
@@ -109,7 +109,7 @@ def test_uniform_attention_of_cls_is_one():
     with torch.no_grad():
         model.tupe.encoder.layers[1].attention.qkv.weight.normal_()
     ratio = cls_attention(model, tokens)
-    weights = model.tupe.encoder.attention_weights(tokens, 1)[:, :, 0, 1:9].sum(-1).mean(0) / (8 / 32)
+    weights = attention_weights(model.tupe.encoder, tokens)[1][:, :, 0, 1:9].sum(-1).mean(0) / (8 / 32)
     np.testing.assert_allclose(ratio[1], weights.detach(), atol=1e-5)
     with pytest.raises(ValueError, match="8 positions"):
         cls_attention(model, tokens[:, :9])

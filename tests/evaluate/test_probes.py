@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import build_masked_lm
+from helpers import attention_weights, build_masked_lm
 
 from tupe.attention import Plain
 from tupe.evaluate.probes import identical_word_attention, positional_logits, t5_bias
@@ -20,7 +20,7 @@ def test_identical_words():
     total = 0
     for word in words:
         tokens = torch.tensor([[0, *[word] * 10, 2]])
-        total = total + model.tupe.encoder.attention_weights(tokens)[0].mean(0).detach().numpy() / 3
+        total = total + attention_weights(model.tupe.encoder, tokens)[0][0].mean(0).detach().numpy() / 3
     np.testing.assert_allclose(mean_attention, total, atol=1e-6)
 
 
@@ -65,4 +65,4 @@ def test_attention_weights_of_a_later_layer():
     q, k, _ = model.tupe.encoder.layers[1].attention.project(hiddens[1])
     terms = model.tupe.encoder.layer_inputs(tokens.size(1))[1]
     expected = Plain().weights(q, k, None, terms.prepared, model.tupe.encoder.positions.scale)
-    torch.testing.assert_close(model.tupe.encoder.attention_weights(tokens, layer=1), expected)
+    torch.testing.assert_close(attention_weights(model.tupe.encoder, tokens)[1], expected)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from ..attention import Recorder
 from ..common.options import QuietCommand, output, seed
 from ..common.prepared import text_encoder
 from ..common.tables import TextTable
@@ -145,11 +146,9 @@ def cls_attention(model: "TupeForMaskedLM", tokens: torch.Tensor, first: int = F
     """
     if not first + 1 < tokens.size(1):
         raise ValueError(f"sequences of {tokens.size(1)} tokens have no {first} positions beside [CLS] and others")
-    encoder = model.tupe.encoder
-    layers = len(encoder.layers)
-    shares = [
-        encoder.attention_weights(tokens, layer)[:, :, 0, 1 : first + 1].sum(-1).mean(0) for layer in range(layers)
-    ]  # [H] each
+    recorder = Recorder(model.tupe.encoder.normaliser)
+    model.tupe.encoder(tokens, backend=recorder)
+    shares = [weights[:, :, 0, 1 : first + 1].sum(-1).mean(0) for weights in recorder.weights_of_layers]  # [H] each
     return torch.stack(shares).float().cpu().numpy() * tokens.size(1) / first
 
 

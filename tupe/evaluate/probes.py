@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..attention import Recorder
 from ..data.blocks import BOS, EOS
 from ..run import record
 from ..text import MASK, UNK, TextEncoder
@@ -38,7 +39,9 @@ def identical_word_attention(
     tokens[:, 0], tokens[:, -1] = BOS, EOS
     total = np.zeros((length, length))
     for part in tokens.split(batch):
-        total += model.tupe.encoder.attention_weights(part, layer).double().mean(1).sum(0).numpy()
+        recorder = Recorder(model.tupe.encoder.normaliser)
+        model.tupe.encoder(part, backend=recorder)
+        total += recorder.weights_of_layers[layer].double().mean(1).sum(0).numpy()
     return total / words
 
 
