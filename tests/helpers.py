@@ -213,6 +213,14 @@ def pretrain_arguments(data, save_dir, *more, processes=1, arch="tupe_r_tiny"):
     return fairseq_arguments("pretrain", [], words, processes=processes, cuda=False)
 
 
+def parsed(arguments):
+    """The configuration that fairseq-train makes of its arguments."""
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), arguments))
+
+
 def train(arguments, on_step=lambda samples: None):
     """Run fairseq-train in this process -> [(loss per token, gradient norm) of every update], unrounded.
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from fairseq.trainer import Trainer
-from helpers import PLUGIN, fork, load, pretrain_arguments, train
+from helpers import PLUGIN, fork, load, parsed, pretrain_arguments, train
 
 from tupe.checkpoints.trained import read_model
 from tupe.plugin import recorded as life
@@ -104,14 +104,14 @@ def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch
     caplog.set_level("INFO")
     passes = ["--batch-size=2", "--update-freq=2", "--max-update=6"]
     with pytest.raises(ValueError, match="^6 updates would take about .* on this CPU: .*, or add --yes$"):
-        worker.train(worker.parsed(arguments(data, tmp_path, *passes)))
+        worker.train(parsed(arguments(data, tmp_path, *passes)))
     said = [record.getMessage() for record in caplog.records]
     assert any(line.startswith("after the first pass of 2: ") for line in said) and not begun(tmp_path)
     assert not [record for record in caplog.records if record.name == "train_inner"]
     caplog.clear()
-    worker.train(worker.parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]")), yes=True)
+    worker.train(parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]")), yes=True)
     assert any(record.getMessage().startswith("after 5 updates: ") for record in caplog.records)
-    worker.train(worker.parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]", "--max-update=7")))
+    worker.train(parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]", "--max-update=7")))
     assert read(tmp_path).budget == {"max_update": 7} and state_of(tmp_path) == "finished"
 
 

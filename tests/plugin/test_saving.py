@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from helpers import file_system, load, pretrain_arguments, train
+from helpers import file_system, load, parsed, pretrain_arguments, train
 
 from tupe.plugin import saving, worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
@@ -81,6 +81,6 @@ def test_a_full_disk_is_one_line_wherever_it_is_noticed(data, tmp_path, monkeypa
     monkeypatch.setattr(TupeMaskedLMTask, "keep_predictions", full)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/scores'") as caught:
         words = pretrain_arguments(data, tmp_path / "run", "--num-workers=0", "--max-update=2")
-        worker.train(worker.parsed(words))
+        worker.train(parsed(words))
     assert caught.value.errno == errno.ENOSPC and "Traceback" not in "".join(capfd.readouterr())
     assert state_of(tmp_path / "run") == "failed" and "No space left" in read(tmp_path / "run").failure["reason"]

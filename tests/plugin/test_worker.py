@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import PLUGIN, descendants, fork, free_port, load, pretrain_arguments, train
+from helpers import PLUGIN, descendants, fork, free_port, load, parsed, pretrain_arguments, train
 
 from tupe.cli import main
-from tupe.plugin import launch, worker
+from tupe.plugin import worker
 from tupe.plugin.masked_lm import TupeMaskedLMTask
 from tupe.run import torchrun
 from tupe.run.folder import locked
@@ -43,15 +43,14 @@ def command(data, folder, *more):
 
 def forked_workers(arguments):
     """Does what torchrun does on one machine, but for starting interpreters. arguments: torchrun's."""
-    assert arguments.module and arguments.training_script == worker.__name__
+    assert arguments.module and arguments.training_script == "tupe"
     environment = {
         "WORLD_SIZE": arguments.nproc_per_node, "MASTER_ADDR": arguments.master_addr,
         "MASTER_PORT": str(arguments.master_port), "TORCHELASTIC_RUN_ID": "none",
     }  # fmt: skip
     torch.cuda.device_count = lambda: 0
     ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(int(arguments.nproc_per_node))]
-    words = [worker.__name__, *arguments.training_script_args]
-    processes = [fork(worker.main, *words, **environment, **rank) for rank in ranks]
+    processes = [fork(main, "tupe", *arguments.training_script_args, **environment, **rank) for rank in ranks]
     for process in processes:
         process.join()
     sys.exit(max(abs(process.exitcode) for process in processes))
@@ -143,7 +142,7 @@ def train_two(data, folder, *more, killed_at=None):
             return step(task, *args, update_num=update_num, **more)
 
         TupeMaskedLMTask.train_step = killed
-        worker.train(worker.parsed(arguments))
+        worker.train(parsed(arguments))
 
     processes = [fork(run, "tupe", RANK=str(rank), LOCAL_RANK=str(rank), **place) for rank in range(2)]
     for process in processes:
@@ -171,20 +170,11 @@ def test_a_run_goes_on_with_other_processes_and_batches(data, tmp_path):
     assert all(scored[entry["num_updates"]] == pytest.approx(entry["loss"], rel=1e-5) for entry in one)
 
 
-def test_what_takes_long_on_a_cpu_is_allowed_in_every_process(data, tmp_path, monkeypatch):
-    started = []
-    monkeypatch.setattr(launch, "run_torchrun", started.append)
-    for more in ([], ["--yes"]):
-        words = [f"--data={data}", f"--output={tmp_path}", "--arch=tupe_r_tiny", "--gpus=0", "--nodes=2", *more]
-        main(["pretrain", *words], standalone_mode=False)
-    assert [arguments.count("--yes") for arguments in started] == [0, 1]
-
-
 def test_other_processes_in_the_environment_are_refused(data, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     arguments = pretrain_arguments(data, tmp_path / "run", *QUIET)
     with pytest.raises(ValueError, match="WORLD_SIZE=2, --gpus and --nodes make 1: unset it"):
-        worker.train(worker.parsed(arguments))
+        worker.train(parsed(arguments))
     assert not (tmp_path / "run").exists()
 
 

@@ -2,6 +2,8 @@
 are read and the memory allocator is chosen: a mistake is refused at once."""
 
 import re
+import shlex
+import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
@@ -192,12 +194,26 @@ def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
 # -------------------------------------------------------------------------------------------------------------- with it
 
 
-def start(
-    settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
-) -> None:  # fmt: skip
-    """Train. machine: the options of `launcher`."""
-    use_allocator(machine.pop("allocator"))  # starts the process again if torch is not there yet
+def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq") -> None:
+    """Train: in this process, or in several that torchrun starts, each of which is this very command. machine: the
+    options of `launcher`."""
+    use_allocator(machine["allocator"])  # starts the process again if torch is not there yet
     options.run_own_files()
-    launch = import_module(f"..{ENGINES[engine]}.launch", __package__).launch
+    import torch
+
+    from ..run.torchrun import gpus_to_use, run_torchrun, words_of_nodes
+
+    is_started, dry_run = torch.distributed.is_torchelastic_launched(), machine["dry_run"]
+    gpus = gpus_to_use(machine["gpus"], machine["nodes"], machine["node_rank"], dry_run or is_started)
+    processes = max(gpus, 1) * machine["nodes"]
+    where = words_of_nodes(gpus, *(machine[name] for name in ("nodes", "node_rank", "master_addr", "master_port")))
+    prepare = import_module(f"..{ENGINES[engine]}.launch", __package__).prepare
     with console.logged():
-        launch(settings, data, **machine)
+        shown, train = prepare(settings, data, processes, gpus, dry_run, machine["micro_batch_size"])
+        if dry_run:
+            several = processes > 1 and engine == "fairseq"
+            print(f"torchrun {shlex.join(where)} --no-python {shown}" if several else shown)
+        elif processes == 1 or is_started:
+            train(machine["yes"])
+        else:
+            run_torchrun([*where, "-m", "tupe", *sys.argv[1:]])

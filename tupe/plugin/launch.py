@@ -1,12 +1,12 @@
-"""A recipe of configs/ and the user's options -> the configuration of fairseq -> training, in this process or under
-torchrun. The commands are in `tupe/cli/train.py`."""
+"""A recipe of configs/ and the user's options -> the configuration of fairseq -> training in this process. The commands
+are in `tupe/cli/train.py`."""
 
 import logging
 import shlex
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from ..data.glue import check_glue, glue_name
 from ..data.splits import Split, folders_of, prefixes_of, read_symbols
 from ..encoder import Encoder
 from ..positions import load_scheme_file
-from ..run.torchrun import gpus_to_use, run_torchrun, words_of_nodes
 from . import worker
 from .model import TupeConfig, core_config
 from .saving import check_restore
@@ -35,36 +34,23 @@ SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: on
 WORLD_SIZE = "distributed_training.distributed_world_size"
 
 
-def launch(
-    settings: Settings, data: Path, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
-    master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False,
-    micro_batch_size: int | None = None, yes: bool = False,
-) -> None:  # fmt: skip
-    """Train as the settings say.
+def prepare(
+    settings: Settings, data: Path, processes: int, gpus: int, dry_run: bool = False,
+    micro_batch_size: int | None = None,
+) -> tuple[str, Callable[[bool], None]]:  # fmt: skip
+    """(the command of fairseq-train that trains as the settings say, the training in this process, which is one of
+    `processes`). The training takes `yes`: however long it takes on a CPU.
 
-    data: the folder, or several joined by ":". gpus: GPUs of this node to use; None for all that are visible, 0 for the
-    CPU (one process per node, which speak gloo). micro_batch_size: most sequences of a process in one step. yes:
-    however long it takes on a CPU. dry_run: only print the command of fairseq-train that does the same.
-    Raises ValueError for bad options, and SystemExit with the status of the first process that failed.
+    gpus: of this node; 0 for the CPU: one process per node, which speak gloo. data: the folder, or several joined by
+    ":". dry_run: neither the data nor the run's folder is looked at. micro_batch_size: most sequences of a process
+    in one step. Raises ValueError for bad options.
     """
-    gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
-    processes = max(gpus, 1) * nodes
     values = training_options(settings, data, processes, gpus > 0, dry_run, micro_batch_size)
-    if nodes > 1:
+    if processes > max(gpus, 1):
         values.setdefault("distributed_training.heartbeat_timeout", SECONDS_WITHOUT_PROGRESS)
-    words, config = words_of(values), configuration(values)
-    torchrun_arguments = words_of_nodes(gpus, nodes, node_rank, master_addr, master_port)
-    torchrun_arguments += ["-m", worker.__name__, "--command", shlex.join(sys.argv), *(["--yes"] if yes else [])]
-    program = ["fairseq-train"] if processes == 1 else ["torchrun", *torchrun_arguments]
-    command = shlex.join([*program, *words])
-    if dry_run:
-        print(command)
-        return
+    command = shlex.join(["fairseq-train", *words_of(values)])
     logger.info(command)
-    if processes == 1:
-        worker.train(config, yes)
-    else:
-        run_torchrun([*torchrun_arguments, "--config", worker.to_text(config)])
+    return command, partial(worker.train, configuration(values))
 
 
 def training_options(

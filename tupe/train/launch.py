@@ -1,42 +1,32 @@
-"""From a command of `tupe` to training by the second engine, in this process or under torchrun.
+"""From the settings of a training by the second engine to its end, in this process; torchrun has started the others, if
+there are several."""
 
-    python -m tupe.train.launch --command "tupe pretrain ..." --plan JSON
-
-is what torchrun starts for every GPU.
-"""
-
-import json
 import logging
 import math
 import os
-import shlex
-import sys
-import warnings
-from dataclasses import asdict
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import click
 import yaml
 
 from ..checkpoints.trained import check_dictionary, read_model
-from ..common import console
 from ..common.active import refuse
-from ..common.options import Command, split_files
+from ..common.options import split_files
 from ..common.recipes import ARCH, Settings
 from ..config import APART, FINETUNE, PLACES, PRETRAIN
 from ..data.batches import Batches
 from ..data.blocks import Blocks, fingerprint_of
 from ..data.glue import TASKS, check_glue, glue_name
 from ..data.splits import Split, files_of, folders_of, prefixes_of, read_symbols
-from ..model_config import ModelConfig
 from ..positions import load_scheme_file
 from ..run.folder import fingerprint
 from ..run.progress import Progress
 from ..run.record import Record
 from ..run.stop import stoppable
-from ..run.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
+from ..run.torchrun import check_environment
 from .saved import TrainRun, newest, newest_whole, publish
 from .settle import Settled, settle
 from .trackers import check_trackers
@@ -47,38 +37,24 @@ SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: on
 DEFAULTS = {"engine": "fairseq", **{place: known.default for place, known in PLACES.items()}}
 
 
-def launch(
-    settings: Settings, data: Path, *, gpus: int | None = None, nodes: int = 1, node_rank: int = 0,
-    master_addr: str = "localhost", master_port: int = 29500, dry_run: bool = False,
-    micro_batch_size: int | None = None, yes: bool = False,
-) -> None:  # fmt: skip
-    """As `tupe.plugin.launch.launch`, through this engine."""
-    gpus = gpus_to_use(gpus, nodes, node_rank, dry_run)
-    processes = max(gpus, 1) * nodes
-    load_encodings(settings["position_file"])
+def prepare(
+    settings: Settings, data: Path, processes: int, gpus: int, dry_run: bool = False,
+    micro_batch_size: int | None = None,
+) -> tuple[str, Callable[[bool], None]]:  # fmt: skip
+    """As `tupe.plugin.launch.prepare`, for this engine: what is shown are the settings, as YAML."""
+    for file in split_files(settings["position_file"]):
+        load_scheme_file(file)
     settled = settle(settings, processes, micro_batch_size, gpus)
-    if dry_run:
-        print(yaml.safe_dump({**settled.values, ARCH: settled.architecture}, sort_keys=True), end="")
-        return
     if settled.ddp_backend == "fully_sharded" and processes == 1:
         raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
     check_trackers(settled)
-    about = new_record(settled, data, processes)
-    # a folder of another run is refused before anything is started
-    TrainRun(about, Path(settled.save_dir).resolve(), False).read(DEFAULTS)
-    plan = {"data": str(data), "processes": processes, "gpus": gpus, "yes": yes}
-    if processes == 1:
-        train(settled, about, **plan)
-        return
-    plan |= {"settled": asdict(settled), "about": asdict(about)}
-    torchrun = [*words_of_nodes(gpus, nodes, node_rank, master_addr, master_port), "-m", __name__]
-    run_torchrun([*torchrun, "--command", shlex.join(sys.argv), "--plan", json.dumps(plan, allow_nan=False)])
-
-
-def load_encodings(files: str) -> None:
-    """Register the encodings of --position-file."""
-    for file in split_files(files):
-        load_scheme_file(file)
+    about = Record()
+    if not dry_run:
+        about = new_record(settled, data, processes)
+        # a folder of another run is refused before anything is started
+        TrainRun(about, Path(settled.save_dir).resolve(), False).read(DEFAULTS)
+    shown = yaml.safe_dump({**settled.values, ARCH: settled.architecture}, sort_keys=True).rstrip()
+    return shown, partial(train, settled, about, str(data), processes, gpus)
 
 
 # ----------------------------------------------------------------------------------------------------------- the record
@@ -212,21 +188,3 @@ def length_of(settled: Settled, data: str, symbols: list[str], processes: int) -
         batches = Batches(count, settled.seed, settled.batch_size, 0, steps, processes=processes)
         updates = min(updates, settled.max_epoch * batches.updates_per_epoch)
     return updates
-
-
-@click.command(cls=Command, context_settings={"help_option_names": []})
-@click.option("--command", required=True)
-@click.option("--plan", required=True)
-def main(command, plan):
-    warnings.simplefilter("ignore", FutureWarning)  # of libraries about each other
-    sys.argv = shlex.split(command)  # the record of the run has the command that was typed, not torchrun's
-    plan = json.loads(plan)
-    load_encodings(plan["settled"]["position_file"])
-    settled = Settled(**plan.pop("settled"))
-    settled.model = ModelConfig(**settled.model)
-    with console.logged():
-        train(settled, Record(**plan.pop("about")), **plan)
-
-
-if __name__ == "__main__":
-    main()
