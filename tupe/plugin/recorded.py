@@ -131,7 +131,7 @@ class RecordedTask:
         scores.update({name: stats[name] for name in self.metrics})
         if infinite := [name for name, value in scores.items() if not math.isfinite(value)]:
             raise FloatingPointError(f"{infinite[0]} of {split!r} is {scores[infinite[0]]}")
-        best = self.run.add_scores(self._epoch, stats["num_updates"], split, scores)
+        best = self.run.record.add_scores(self._epoch, stats["num_updates"], split, scores)
         if self.run.writes:
             self.keep_predictions(split, best)
             self.run.record.save(self.run.folder)
@@ -160,7 +160,6 @@ class FairseqRun(Run):
         is_first = distributed_utils.get_global_rank() == 0
         super().__init__(record, Path(config.checkpoint.save_dir), is_first)
         self.config, self.options = config, config.checkpoint
-        self._resumed = True  # until this process has scores of its own
 
     def read(self, defaults: dict) -> None:
         """As for any run; one that began with a --restore-file goes on from a checkpoint of its own."""
@@ -189,13 +188,7 @@ class FairseqRun(Run):
         if self.earlier or own:
             updates = num_updates(state) if state is not None else 0
             record.go_on(self.earlier or Record(pretrained=record.pretrained), updates)
-
-    def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
-        """Add the scores of a validation to the record. Returns whether that validation is the best so far."""
-        if self._resumed:  # later scores are from before the run was started over
-            self.record.scores[:] = [entry for entry in self.record.scores if entry["num_updates"] < updates]
-            self._resumed = False
-        return self.record.add_scores(epoch, updates, split, scores)
+            record.scores = [entry for entry in record.scores if entry["num_updates"] <= updates]
 
     def checkpoint(self, restore_file: str) -> dict | None:
         """The checkpoint of that name; None if there is none in the folder, or it is damaged, which the launcher deals
