@@ -94,7 +94,8 @@ def start(network, data, folder, logs, *more):
     words = ["bash", PLUGIN.parent / "scripts/pretrain.sh", f"--data={data}", f"--output={folder}"]
     words += ["--gpus=0", "--nodes=2", "--master-addr=alpha", "--arch=tupe_r_tiny"]
     words += ["--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2"]
-    words += [*QUIET, "--batch-size=4", "--update-freq=1", "--log-interval=1", f"--heartbeat-timeout={TIMEOUT}", *more]
+    words += [*QUIET, "--batch-size=4", "--update-freq=1", "--log-interval=1"]
+    words += [f"distributed_training.heartbeat_timeout={TIMEOUT}", *more]
     logs.mkdir(exist_ok=True)
     return {host: network.start(host, [*words, f"--node-rank={rank}"], logs / host) for rank, host in enumerate(HOSTS)}
 

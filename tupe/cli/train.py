@@ -19,6 +19,7 @@ from ..common.prepared import check_name, tasks_in
 from ..common.recipes import Settings, read
 from ..config import FINETUNE, PRETRAIN
 from ..names import schemes_in, unknown_scheme
+from ..run.folder import is_locked
 
 RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"finetune"})
 OWN = "own"  # of configs/glue: any other task
@@ -215,5 +216,7 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
             print(f"torchrun {shlex.join(where)} --no-python {shown}" if several else shown)
         elif processes == 1 or is_started:
             train(machine["yes"])
-        else:
+        else:  # the other processes of a start that the lock refuses would end with errors of their own
+            if machine["node_rank"] == 0 and is_locked(folder := settings["save_dir"]):
+                raise BlockingIOError(f"another process is training in {folder}")
             run_torchrun([*where, "-m", "tupe", *sys.argv[1:]])
