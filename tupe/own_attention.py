@@ -67,9 +67,6 @@ class PositionEncoding(nn.Module):
         terms = Terms(self, positions, check_mask(mask, q.transpose(1, 2)), causal)
         return terms.attention(q, k, v, layer, dropout, **of_layer)
 
-    def extra_repr(self) -> str:
-        return f"{self.positions.name}, cls={self.positions.cls}"
-
 
 class Terms:
     """The terms of attention in one forward pass, which all layers share."""
