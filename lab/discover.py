@@ -54,7 +54,7 @@ class Run(NamedTuple):
             "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output), "--arch": "bert_a_tiny",
             "--position": position, "--cls": cls, "--lr": f"{self.rate:g}", "--seed": self.seed,
             "--tokens-per-sample": LENGTH, "--max-update": UPDATES, "--warmup-updates": WARMUP,
-            "--lr-scheduler": "constant_cooldown", "--cooldown-updates": COOLDOWN, "--autocast": "none",
+            "--lr-scheduler": "constant_cooldown", "--cooldown-updates": COOLDOWN, "--precision": "float32",
             "--num-workers": 0, "--validate-interval-updates": UPDATES, "--save-interval-updates": UPDATES,
             "--log-interval": 50, "common.log_format": "json", "common.fp16": "false",
         }  # fmt: skip

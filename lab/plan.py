@@ -24,11 +24,11 @@ for _model in LATER["models"].values():
     if "position-file" in _model:
         _model["position-file"] = str(HERE / _model["position-file"])
 THIRD = [stage for stage, plan in LATER["stages"].items() if plan.get("protocol") == 3]  # the stages of the third
-PRECISIONS = {"none": "float32", "bf16": "bfloat16 autocast"}  # of --autocast, as the tables call it
+PRECISIONS = {"none": "float32", "bf16": "bfloat16 autocast"}  # of autocast, as the tables call it
 BITS = 1 / math.log(2)  # of a nat
 # What a training may be given beyond its plan: where it runs, and in which precision. The rest is the protocol's.
 ALLOWED_OPTIONS = (
-    "--autocast", "model.autocast", "--position-file", "--gpus", "--cpu", "--micro-batch-size", "--num-workers",
+    "--precision", "model.autocast", "--position-file", "--gpus", "--cpu", "--micro-batch-size", "--num-workers",
     "--allocator", "distributed_training.heartbeat_timeout", "common.log_file", "--tensorboard-logdir",
     "--wandb-project",
 )  # fmt: skip
@@ -74,7 +74,7 @@ class Trial:
             "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output),
             "--arch": with_size(model["arch"], self.size), **chosen,
             "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
-            "--autocast": plan.get("autocast", protocol["autocast"]), "common.fp16": "false",  # which GPUs would take
+            "--precision": {"none": "float32", "bf16": "autocast"}[plan.get("autocast", protocol["autocast"])],
             "common.log_format": "json", "--log-interval": 50, "--num-workers": 1,
         }  # fmt: skip
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"

@@ -33,7 +33,7 @@ if [ "$engine" = torch ]; then stack=train venv=.venv-train last=; fi
 run bash scripts/setup.sh --stack $stack
 export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/$venv/bin:$PATH
 SECONDS=0
-precision=$(python -c 'from tupe.cpu import bf16_speed; print("bf16" if bf16_speed() > 1.2 else "none")')
+precision=$(python -c 'from tupe.cpu import bf16_speed; print("autocast" if bf16_speed() > 1.2 else "float32")')
 settings="$updates updates, $precision, $engine"
 # One that was interrupted goes on. Of one that came to its end, or had other settings, downloads and data alone are kept.
 if [ -e "$out/table.md" ] || [ "$(cat "$out/quickstart" 2> /dev/null)" != "$settings" ]; then
@@ -54,7 +54,7 @@ fi
 
 step "pre-training tupe_r_tiny and bert_a_tiny at the same time, one core each, $updates updates"
 run tupe compare --data "$out/data" --output "$out/models" --presets tupe_r,bert_a --size tiny --jobs 2 --recipe pretrain_small \
-  --engine $engine --autocast $precision --lr 2e-3 --batch-size 16 --update-freq 1 --max-update $updates \
+  --engine $engine --precision $precision --lr 2e-3 --batch-size 16 --update-freq 1 --max-update $updates \
   --warmup-updates $((updates / 10)) --validate-interval-updates $((updates / 12 + 1)) \
   --save-interval-updates 100000 --num-workers 0
 

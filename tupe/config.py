@@ -21,7 +21,12 @@ SEEDS = 2**32 - 1  # numpy's
 MANY = 10**9
 COUNT, UPDATES, SHARE, RATE = (1, MANY), (0, MANY), (0.0, 1.0), (0.0, 100.0)
 PAIR = tuple[float, float]
-NO_GPU = "--fp16 needs a GPU; valid here: float32 without --fp16, or --autocast bf16"
+NO_GPU = "fp16 needs a GPU; valid here: --precision float32, autocast or bf16 (fairseq-train: without --fp16)"
+# --precision -> what it is in a recipe, and to fairseq. bf16 and fp16 train float32 copies of half-precision weights.
+PRECISIONS = {
+    name: {"common.fp16": name == "fp16", "common.bf16": name == "bf16", "model.autocast": autocast}
+    for name, autocast in {"float32": "none", "autocast": "bf16", "bf16": "none", "fp16": "none"}.items()
+}
 
 # What a setting means for a run's record.
 IDENTITY = "identity"  # it tells two runs apart
@@ -57,7 +62,12 @@ class Training:
     win over them."""
 
     seed: int = option(1, "common", "The seed of weights, order, masks and dropout.", (0, SEEDS), record=APART)
-    fp16: bool = option(False, "common", "Mixed precision in float16, on GPUs.")
+    precision: str = option(
+        "float32", "common", "The numbers of weights and products; autocast: float32 weights, products in bfloat16.",
+        choices=tuple(PRECISIONS), torch=(), record=APART,
+    )  # fmt: skip
+    fp16: bool = option(False, "common", "See `PRECISIONS`.", of=(), torch=BOTH)
+    bf16: bool = option(False, "common", "See `PRECISIONS`.", of=(), torch=BOTH)
     cpu: bool = option(False, "common", "Train on the CPU even if there is a GPU.", record=CHANGES)
     log_interval: int = option(100, "common", "Updates between two lines of the log.", COUNT, record=CHANGES)
     tensorboard_logdir: str = option("", "common", "The folder of TensorBoard's logs.", record=CHANGES)
@@ -120,9 +130,7 @@ class Training:
     glue_task: str = option("", "task", "The task: --task.", of=(FINETUNE,), record=APART)
     criterion: str = option("masked_lm", "criterion", "The loss.", key="_name")
     arch: str = option("tupe_r", "model", "The architecture.", key="_name", of=(PRETRAIN,), record=APART)
-    autocast: str = option(
-        "none", "model", "Mixed precision without --fp16, for CPUs that it speeds up.", choices=("none", "bf16")
-    )
+    autocast: str = option("none", "model", "See `PRECISIONS`.", choices=("none", "bf16"), of=(), torch=BOTH)
     compile: bool = option(False, "model", "Compile the layers, and the head with its loss: for GPUs.", record=CHANGES)
     position_file: str = option("", "model", "Files of position encodings of your own.")
 
@@ -145,8 +153,8 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The option as it is typed: "--batch-size"."""
-        return flag(self.name)
+        """The option as it is typed: "--batch-size"; its place if only a recipe has it."""
+        return flag(self.name) if self.of else self.place
 
     @property
     def several(self) -> bool:
@@ -275,8 +283,8 @@ OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.@]*=")  # the beginning of section.k
 
 
 def split_words(words: Iterable[str]) -> list[tuple[str, str | None]]:
-    """(name, value) of the words of a command line: ("--lr", "1e-4"), ("--fp16", None), ("model.dropout", "0"). Raises
-    ValueError for a word that is no part of any."""
+    """(name, value) of the words of a command line: ("--lr", "1e-4"), ("--compile", None), ("model.dropout", "0").
+    Raises ValueError for a word that is no part of any."""
     found: list[tuple[str, str | None]] = []
     words = list(words)
     while words:

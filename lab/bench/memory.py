@@ -94,7 +94,7 @@ def step_bytes(
     arch: str, batch: int, length: int, vocabulary: int = 32768, precision: str = "fp16", padded: bool = True, **options
 ) -> dict[str, int]:
     """{"parameters": count, "state": bytes, "activations": bytes, "transient": bytes} of a step of masked-LM training
-    with --fp16 (half-precision weights), --autocast bf16, or in float32: a step on the meta device, tensor by tensor.
+    with half-precision weights, autocast, or in float32: a step on the meta device, tensor by tensor.
     padded: with a token of padding, for which the bias has to be [B, H, L, L]. options: of the model, for example
     checkpoint_activations=True.
 
@@ -135,7 +135,7 @@ def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) ->
 
 
 def masked_loss(model: nn.Module, tokens: Tensor, precision: str, padded: bool) -> Tensor:
-    """The usual criterion's loss at 15 % masked tokens, with --fp16 or --autocast bf16: log-probabilities are float32.
+    """The usual criterion's loss at 15 % masked tokens, in fp16 or with autocast: log-probabilities are float32.
     Which tokens is all the same: only memory counts."""
     masked = torch.zeros(int(0.15 * tokens.numel()), dtype=torch.long, device=tokens.device)
     with torch.autocast(autocast_device(tokens.device.type), torch.bfloat16, enabled=precision == "bf16"):
@@ -189,7 +189,7 @@ def table_of_forwards(positions: list[str], length: int) -> TextTable:
 @click.option("--length", type=click.IntRange(1), default=512, show_default=True, help="Tokens of a sequence.")
 @click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="Memory of the GPUs in GiB.")
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True,
-              help="The precision, as of --fp16 or --autocast bf16.")  # fmt: skip
+              help="The precision, as of --precision.")  # fmt: skip
 @click.option("--positions", type=ListOf(str), help="Count instead one forward pass on a CPU with these encodings, at "
               "base size, of a single sequence of --length tokens.")  # fmt: skip
 def command(arch, length, cards, precision, positions):

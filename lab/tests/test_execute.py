@@ -106,7 +106,7 @@ def test_a_folder_that_holds_another_run_than_its_name_says(tmp_path):
 def test_no_half_precision_on_a_gpu():
     """... unless it is asked for: recipes have fp16."""
     job = Trial("controls", "bert_a", "tiny", 5000, 1e-3, 1).job("data", Path("out"))
-    assert "common.fp16=false" in job.command and "--autocast=none" in job.command
+    assert "--precision=float32" in job.command
     config = {"common": {"fp16": False}, "model": {"autocast": "bf16"}}
     assert collect.precision_of(config) == "bfloat16 autocast"
     assert collect.precision_of({**config, "common": {"fp16": True}}) == "--fp16"

@@ -76,7 +76,7 @@ OTHERS = [  # what is set, several at a time, and what is said of each
         "--clip-norm=0": "optimization.clip_norm 1.0 there, 0.0 here",
         "--lr=[0.01,0.02]": "optimization.lr",
         "--adam-betas=(0.9, 0.98)": "optimizer.adam_betas [0.9, 0.999] there, [0.9, 0.98] here",
-        "--autocast=bf16": "model.autocast none there, bf16 here",
+        "--precision=autocast": "model.autocast none there, bf16 here",
     },
     {
         "--optimizer=adamw_fused": "optimizer._name adam there, adamw_fused here",

@@ -142,12 +142,15 @@ def test_users_options_win_and_are_followed():
 
 def test_precision():
     assert parse(recipe()).fp16
-    for words in (["--cpu"], ["--autocast=bf16"]):
-        assert not parse(recipe(*words)).fp16, words
+    assert not parse(recipe("--cpu")).fp16
+    for name, wanted in {"float32": "", "autocast": "autocast", "bf16": "bf16", "fp16": "fp16"}.items():
+        args = parse(recipe(f"--precision={name}"))
+        chosen = {"fp16": args.fp16, "bf16": args.bf16, "autocast": args.autocast == "bf16"}
+        assert [half for half, is_on in chosen.items() if is_on] == wanted.split()
     for word in ("common.fp16=false", "+model.autocast=bf16"):
         assert not parse(recipe(overrides=[word])).fp16, word
-    with pytest.raises(ValueError, match="--fp16 beside --autocast: give one"):
-        recipe("--fp16", "--autocast=bf16")
+    with pytest.raises(ValueError, match="unknown option --fp16; did you mean '--precision'"):
+        recipe("--fp16")
     on_cpu = parse(recipe(cuda=False))
     assert on_cpu.cpu and not on_cpu.fp16
 
@@ -197,7 +200,11 @@ def test_batch_size_is_what_an_update_trains_on(name, batch, processes):
 
 SOME_MODELS = ["bert_a", "electra_tupe_r", "gau_l2", "tupe_r_large", "shaw"]
 HANDED = [
-    ("pretrain", ["model.dropout=0", "+model.position=rope", "model.cls=tied"], ["--lr", "0.5", "--autocast=bf16"]),
+    (
+        "pretrain",
+        ["model.dropout=0", "+model.position=rope", "model.cls=tied"],
+        ["--lr", "0.5", "--precision=autocast"],
+    ),
     ("pretrain", [], ["--optimizer=adamw_fused", "--criterion=masked_lm_chunked", "--lr=[1,2]", "--update-freq=2,1"]),
     ("pretrain", ["ema.store_ema=true", "dataset.max_tokens=1000"], ["--adam-betas=(0.9,0.98)", "--compile"]),
     ("pretrain", ["dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
@@ -246,7 +253,9 @@ def test_what_fairseq_does_not_have_is_one_line(word, said):
 
 
 def test_no_option_stands_twice():
-    words = recipe("--arch", "tupe_a_mini", "--max-update=50", "--fp16", "--save-dir=x", "--lr", "1e-4", "--seed=3")
+    words = recipe(
+        "--arch", "tupe_a_mini", "--max-update=50", "--precision=fp16", "--save-dir=x", "--lr", "1e-4", "--seed=3"
+    )
     names = [word.partition("=")[0] for word in words]
     assert len(names) == len(set(names)) and {"--arch", "--max-update", "--save-dir", "--lr", "--fp16"} <= set(names)
     args = parse(words)
@@ -260,7 +269,7 @@ def test_a_number_of_steps_is_a_list_of_one():
 def test_overrides_without_a_value_are_refused():
     with pytest.raises(ValueError, match=r"optimization.lr=\[1e-4: brackets or quotes do not end"):
         recipe(overrides=["optimization.lr=[1e-4"])
-    with pytest.raises(ValueError, match="--fp16 is no; valid: true, false"):
+    with pytest.raises(ValueError, match="common.fp16 is no; valid: true, false"):
         recipe(overrides=["common.fp16=no"])
 
 

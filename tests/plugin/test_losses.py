@@ -25,9 +25,10 @@ def assert_same(ours, stock, tolerance):
     "options, tolerance",
     [
         (["--criterion=masked_lm_chunked", "--optimizer=adamw_fused", "--checkpoint-activations"], 1e-4),
-        (["--autocast=bf16"], 0.01),
+        (["--precision=autocast"], 0.01),
+        (["--precision=bf16"], 0.01),
     ],
-    ids=["all three", "bf16"],
+    ids=["all three", "autocast", "bf16"],
 )
 def test_same_losses(data, stock, options, tolerance, tmp_path):
     """With dropout: the same masks are drawn. Tolerance: relative, of losses and gradient norms."""

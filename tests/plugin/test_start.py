@@ -34,7 +34,7 @@ def test_half_precision_without_a_gpu_is_one_line_of_fairseq_train(data, tmp_pat
     process.join()
     said = capfd.readouterr().err
     assert process.exitcode and "Traceback" not in said and not (tmp_path / "run" / "record.json").exists()
-    assert said.splitlines()[-1].startswith("--fp16 needs a GPU; valid here: float32 without --fp16")
+    assert said.splitlines()[-1].startswith("fp16 needs a GPU; valid here: --precision float32, autocast or bf16")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is the point")
@@ -72,18 +72,18 @@ def test_what_an_update_trains_on_is_said(data, tmp_path, caplog):
 def test_half_precision_with_a_gpu_is_left_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = OmegaConf.create(
-        {"common": {"fp16": True, "cpu": False, "amp": False}, "model": {"normaliser": "softmax"}}
+        {"common": {"fp16": True, "cpu": False, "amp": False, "bf16": False}, "model": {"normaliser": "softmax"}}
     )
     choose_precision(config)
     assert config.common.fp16
     config.model.normaliser = "exp"
-    with pytest.raises(ValueError, match="exp overflows under --fp16; valid: --autocast bf16"):
+    with pytest.raises(ValueError, match="exp overflows in fp16; valid: --precision bf16"):
         choose_precision(config)
     config.common.cpu = True
-    with pytest.raises(ValueError, match="--fp16 needs a GPU"):
+    with pytest.raises(ValueError, match="fp16 needs a GPU"):
         choose_precision(config)
     config.common.amp = True
-    with pytest.raises(Refused, match="common.amp: .* valid: --fp16, or --autocast bf16"):
+    with pytest.raises(Refused, match="common.amp: .* valid: --fp16, --bf16"):
         choose_precision(config)
 
 

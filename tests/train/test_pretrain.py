@@ -1,5 +1,6 @@
 """`tupe pretrain --engine torch`: the numbers of the first engine, resuming, signals, several processes."""
 
+import copy
 import json
 import math
 import os
@@ -37,6 +38,7 @@ from tupe.run import progress
 from tupe.run.folder import locked
 from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, read, state_of, updates_of
 from tupe.train import pretrain
+from tupe.train.loop import HalfCopy
 from tupe.train.saved import STATE, checkpoints, newest
 from tupe.train.settle import settle
 
@@ -117,6 +119,53 @@ def test_both_engines_compute_the_same(arch, more, data, tmp_path):
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-3)
     names = ("task", "architecture", "variant", "seed", "lr", "budget", "splits", "data", "dictionary")
     assert {name: getattr(one, name) for name in names} == {name: getattr(two, name) for name in names}
+
+
+def test_half_precision_trains_float32_copies_and_resumes_exactly_on_both_engines(data, tmp_path, whole):
+    """... a checkpoint has them; the losses are those of float32 to bfloat16's rounding, and not to the bit."""
+    float32 = [loss for loss, _ in logged(whole)]
+    for engine in ("torch", "fairseq"):
+        one, two = tmp_path / engine / "one", tmp_path / engine / "two"
+        words = [*TINY, f"--data={data}", f"--engine={engine}", "--precision=bf16", "--save-interval-updates=3"]
+        for folder, updates in ((one, 14), (two, 9), (two, 14)):
+            command = ["pretrain", *words, f"--output={folder}", f"--max-update={updates}", "--total-num-update=14"]
+            assert ended(fork_tupe(*command)) == 0
+        assert read(one).scores == read(two).scores and read(one).config["common.bf16"]
+        state = [load(folder / "checkpoint_last.pt")["model"] if engine == "fairseq" else weights(folder)
+                 for folder in (one, two)]  # fmt: skip
+        assert all(torch.equal(state[0][key], state[1][key]) for key in state[0])
+        assert any((value != value.bfloat16()).any() for value in state[0].values()) == (engine == "torch")
+        if engine == "torch":
+            assert same(one, two)
+            losses = [loss for loss, _ in logged(one)]
+            assert losses == pytest.approx(float32, rel=5e-3) and losses != float32
+    assert read(tmp_path / "torch/one").scores[-1]["loss"] == pytest.approx(
+        read(tmp_path / "fairseq/one").scores[-1]["loss"], rel=0.01
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_half_copy_trains_as_rounded_float32_weights(dtype):
+    """Oracle: AdamW's float32 weights, whose gradients are taken at their rounded values."""
+    torch.manual_seed(1)
+    computing = torch.nn.Linear(5, 3)
+    oracle = copy.deepcopy(computing)
+    half = HalfCopy(computing, dtype)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-4) for m in (half.trained, oracle))
+    for seed in range(5):
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        computing.zero_grad()
+        computing(x).square().sum().backward()
+        half.take_gradients()
+        ours.step()
+        half.give_weights()
+        rounded = {name: p.detach().to(dtype).requires_grad_() for name, p in oracle.named_parameters()}
+        torch.func.functional_call(oracle, rounded, x).square().sum().backward()
+        for name, p in oracle.named_parameters():
+            p.grad = rounded[name].grad.float()
+        theirs.step()
+    for p, q, r in zip(half.trained.parameters(), oracle.parameters(), computing.parameters(), strict=True):
+        assert torch.equal(p, q) and torch.equal(r, p.to(dtype)) and r.dtype == dtype
 
 
 # ----------------------------------------------------------------------------------------------------------- resuming
@@ -552,7 +601,7 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--arch=electra_tupe_r_tiny"], "an ELECTRA needs --engine fairseq"),
         (["--optimizer=sgd"], "--optimizer sgd: valid with --engine torch: adam, adamw_fused"),
         (["--ddp-backend=slowmo"], "valid with --engine torch: pytorch_ddp, fully_sharded"),
-        (["--fp16"], "--fp16 needs a GPU"),
+        (["--precision=fp16"], "fp16 needs a GPU"),
         (["--lr=[0.1,0.2]"], "one number for each epoch is for --engine fairseq"),
         (["--preset=rope"], "model=rope is bert_a, not tupe_r_tiny"),
         (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),

@@ -98,8 +98,8 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
 
     tupe pretrain --recipe pretrain_further --finetune-from-model CHECKPOINT --data DATA --output DIR
 
-    An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. Mixed
-    precision is --fp16 or --autocast bf16.
+    An update trains on the same batch whatever the number of GPUs: the recipe's, or --batch-size sequences. --precision
+    fp16 and bf16 train half-precision weights beside float32 copies.
 
     The encoding is that of the architecture, or what --position says instead (`tupe list schemes`). [CLS] is then as in
     the architecture beside `untied`, and tied beside any other encoding, unless --cls says otherwise.

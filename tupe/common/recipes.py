@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from .. import config
-from ..config import OPTIONS, PLACES
+from ..config import OPTIONS, PLACES, PRECISIONS
 from ..model_config import names_in
 from ..names import ELECTRA, cls_beside, split_size
 from .architectures import names
@@ -82,6 +82,9 @@ class Settings:
     batch: tuple[int, int] | None = None
 
     def __getitem__(self, name: str) -> Any:
+        if name == "precision":
+            half = {place: self[PLACES[place].name] for place in PRECISIONS["float32"]}
+            return next(name for name, values in PRECISIONS.items() if values == half)
         known = OPTIONS[name]
         return self.values.get(known.place, known.default)
 
@@ -99,8 +102,8 @@ class Settings:
             raise ValueError(f"--micro-batch-size, --update-freq: give one; {only}")
 
     def choose_precision(self, cuda: bool) -> None:
-        """Turn the recipe's --fp16 off on a CPU, or beside --autocast. Raises ValueError if the user wants it there."""
-        if self["fp16"] and (not cuda or self["cpu"] or self["autocast"] == "bf16"):
+        """Turn the recipe's fp16 off on a CPU, or beside another precision. Raises ValueError if the user wants it."""
+        if self["fp16"] and (not cuda or self["cpu"] or self["bf16"] or self["autocast"] == "bf16"):
             if "common.fp16" in self.given:
                 raise ValueError(config.NO_GPU)
             self.values["common.fp16"] = False
@@ -121,7 +124,8 @@ def read(
             known = _option(name, command, own)
             if value is None and known.kind is not bool:
                 raise ValueError(f"{name}: expected one argument")
-            options[known.place] = True if value is None else value
+            value = True if value is None else value
+            options |= PRECISIONS[known.convert(value)] if known.name == "precision" else {known.place: value}
         elif "." in name:  # given twice, the last counts, as in Hydra
             overrides[name.lstrip("+")] = value_of(f"{name}={value}")
         else:
@@ -149,8 +153,6 @@ def read(
             raise ValueError(f"optimization.update_freq={steps}: one number for each epoch is given as --update-freq")
         settings.batch = settings["batch_size"] if "dataset.batch_size" in options else limit * steps[0], limit
     config.check_together(whole)
-    if settings["fp16"] and "common.fp16" in given and settings["autocast"] == "bf16":
-        raise ValueError("--fp16 beside --autocast: give one")
     if settings["criterion"] == "electra" and arch in names() and split_size(arch)[0] not in ELECTRA:
         raise ValueError(f"--arch {arch} is no ELECTRA; valid with --criterion electra: {', '.join(ELECTRA)}")
     return settings
@@ -160,6 +162,7 @@ ELSEWHERE = {  # options of other programs -> ours
     "learning_rate": "lr", "epochs": "max_epoch", "num_train_epochs": "max_epoch", "steps": "max_update",
     "max_steps": "max_update", "updates": "max_update", "warmup_steps": "warmup_updates", "model": "arch",
     "gradient_accumulation_steps": "update_freq", "per_device_train_batch_size": "batch_size",
+    "fp16": "precision", "bf16": "precision", "autocast": "precision", "amp": "precision", "dtype": "precision",
 }  # fmt: skip
 
 

@@ -74,8 +74,6 @@ def training_options(
             values.setdefault("distributed_training.distributed_backend", "gloo")
             values.setdefault("distributed_training.ddp_backend", "legacy_ddp")
     settings.choose_precision(cuda)
-    if values.get("common.bf16"):
-        raise ValueError("common.bf16 is for TPUs in fairseq; valid here: --autocast bf16")
     if not dry_run:
         check_restore(values.get("checkpoint.restore_file", ""))
     configuration(values)

@@ -83,7 +83,7 @@ def warn_of_slow_bf16(device: str) -> None:
     """Warn if a CPU multiplies more slowly in bfloat16 than in float32."""
     if device == "cpu" and (speed := bf16_speed()) < 0.8:
         times = f"{1 / speed:.1f} times as long as in float32"
-        logger.warning(f"--autocast bf16: on this CPU products take {times}; --autocast none is faster")
+        logger.warning(f"bfloat16: on this CPU products take {times}; float32 is faster")
 
 
 def core_config(cfg: DictConfig) -> ModelConfig:
@@ -191,12 +191,12 @@ class TupeModel(BaseFairseqModel):
         return x, extra
 
     def precision(self) -> AbstractContextManager:
-        """The context manager for `--autocast`. Raises ValueError if the weights are not float32."""
+        """The context manager for bfloat16 autocast. Raises ValueError if the weights are not float32."""
         if str(self.cfg.autocast) != "bf16":
             return nullcontext()  # not a disabled autocast, which would switch off that of a caller
         weight = self.encoder.tokens.weight
         if weight.dtype != torch.float32:
-            raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
+            raise ValueError("autocast keeps float32 weights; do not combine it with --fp16 or --bf16")
         warn_of_slow_bf16(weight.device.type)
         return torch.autocast(weight.device.type, torch.bfloat16)
 

@@ -7,7 +7,7 @@ from itertools import chain
 from unittest import mock
 
 import torch
-from fairseq.optim import FairseqOptimizer, register_optimizer
+from fairseq.optim import FairseqOptimizer, FP16Optimizer, register_optimizer
 from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
 from fairseq.trainer import Trainer
 
@@ -77,15 +77,17 @@ def split_off(optimizer: torch.optim.Optimizer, undecayed: list[bool]) -> None:
     optimizer.add_param_group({**group, "params": [p for p, mark in marked if mark], "weight_decay": 0.0})
 
 
-# ---- the scale of the loss in half precision ----
-# A resumed run takes over its counters, so that it grows and shrinks at the same updates as if it had not stopped.
+# ---- half precision: fairseq's optimizer of float32 copies of the weights ----
+# A resumed run takes over the copies, and the counters of the loss's scale, which grows and shrinks at the same updates
+# as if it had not stopped.
 
 COUNTERS = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")  # of fairseq's scaler
 
 
 def state_dict(self: FairseqOptimizer, original: Callable) -> dict:
-    """The state of an optimizer and of the scaler of its loss, of which fairseq keeps the scale alone."""
-    state = original(self)
+    """The state of an optimizer with its copies, of which fairseq keeps none, and the scaler of its loss, of which it
+    keeps the scale alone."""
+    state = original(self) | {"float32": [copy.data for copy in copies(self)]}
     if self.scaler is not None:
         state["loss_scaler"] = {name: getattr(self.scaler, name) for name in COUNTERS}
     return state
@@ -99,3 +101,31 @@ def load_state_dict(
     if self.scaler is not None and saved.keys() == {*COUNTERS}:
         vars(self.scaler).update(saved)
     original(self, state_dict, optimizer_overrides)
+    for copy, data in zip(copies(self), state_dict.get("float32") or (), strict=False):
+        copy.data.copy_(data)
+    self._sync_fp32_params_to_fp16()
+
+
+def copies(optimizer: FP16Optimizer) -> list[torch.nn.Parameter]:
+    """The float32 copies of the weights: one for each, or all of a device in one vector."""
+    found = optimizer.fp32_params
+    return list(found.values()) if isinstance(found, dict) else list(found)
+
+
+@torch.no_grad()
+def take_gradients(self: FP16Optimizer, *, original: Callable) -> None:
+    """As fairseq's, which has a kernel for each weight: one for all of them."""
+    pairs = [] if self.has_flat_params else list(zip(self.fp32_params, self.fp16_params, strict=True))
+    if not pairs or any(half.grad is None or copy.grad is None for copy, half in pairs):
+        return original(self)
+    if self._needs_sync:
+        torch._foreach_copy_([copy.grad for copy, _ in pairs], [half.grad for _, half in pairs])
+    self._needs_sync = False
+
+
+@torch.no_grad()
+def give_weights(self: FP16Optimizer, *, original: Callable) -> None:
+    """As fairseq's, which has a kernel for each weight: one for all of them."""
+    if self.has_flat_params:
+        return original(self)
+    torch._foreach_copy_(self.fp16_params, self.fp32_params)

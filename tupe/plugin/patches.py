@@ -105,8 +105,12 @@ PATCHES = [
     Patch("fairseq.trainer.Trainer._build_optimizer", optim.build_optimizer,
           "parameters that an encoding names have no weight decay", OURS),
     *(Patch(f"fairseq.optim.FP16Optimizer.{function.__name__}", function,
-            "the counters of the loss's scale are lost: after a resume, other updates overflow", UNFIXED)
+            "the float32 copies and the counters of the loss's scale are lost: a resumed run is another one", UNFIXED)
       for function in (optim.state_dict, optim.load_state_dict)),
+    Patch("fairseq.optim.FP16Optimizer._sync_fp16_grads_to_fp32", optim.take_gradients,
+          "a kernel for each gradient, where one does", OURS),
+    Patch("fairseq.optim.FP16Optimizer._sync_fp32_params_to_fp16", optim.give_weights,
+          "a kernel for each weight, where one does", OURS),
 ]  # fmt: skip
 
 

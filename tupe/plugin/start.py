@@ -1,5 +1,6 @@
 """What a run is told before it begins, whichever command started it: its precision, and what an update trains on."""
 
+import importlib.util
 import logging
 import os
 
@@ -23,15 +24,17 @@ class Refused(ValueError, SystemExit):
 
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:
-    """Under Hydra, train in float32 without a GPU: its recipes, the same on all machines, say fp16. Raises
-    Refused where the user says so and for fairseq's amp, ValueError for a model that fp16 cannot train. config: the
-    whole configuration."""
+    """Under Hydra, train in float32 without a GPU: its recipes, the same on all machines, say fp16. --bf16 is for TPUs
+    only where their library is there. Raises Refused for fp16 without a GPU where the user says so and for fairseq's
+    amp, ValueError for a model that fp16 cannot train. config: the whole configuration."""
     common = config.common
     if common.amp:
-        raise Refused("common.amp: fairseq divides clipped gradients twice; valid: --fp16, or --autocast bf16")
+        raise Refused("common.amp: fairseq divides clipped gradients twice; valid: --fp16, --bf16 or --autocast bf16")
+    if common.bf16 and importlib.util.find_spec("torch_xla") is None:
+        common.tpu = False  # which --bf16 means on fairseq's own command line
     on_gpu = torch.cuda.is_available() and not common.cpu
     if common.fp16 and on_gpu and getattr(config.model, "normaliser", "") == "exp":
-        raise ValueError("normaliser exp overflows under --fp16; valid: --autocast bf16, or float32")
+        raise ValueError("normaliser exp overflows in fp16; valid: --precision bf16, autocast or float32")
     if not common.fp16 or on_gpu:
         return
     if not HydraConfig.initialized():

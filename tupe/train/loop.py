@@ -9,6 +9,7 @@ A batch comes from the file to its loss through data/blocks.py, masks.py, batche
 `Loop.update`, and the model in pretrain.py.
 """
 
+import copy
 import json
 import logging
 import math
@@ -90,19 +91,43 @@ def join(gpus: int, cpu: bool, processes: int) -> Place:
     return Place(device, torch.distributed.get_rank(), processes)
 
 
-def parallel(model: nn.Module, place: Place, sharded: bool) -> nn.Module:
-    """The model on its device. With several processes, DDP gives each of them all of it, FSDP2 (sharded) a shard."""
-    model = model.to(place.device)
+def parallel(model: nn.Module, place: Place, sharded: bool, half: torch.dtype | None) -> nn.Module:
+    """The model on its device. With several processes, DDP gives each of them all of it, FSDP2 (sharded) a shard, which
+    computes in half precision from float32 weights if `half` is a type."""
     if sharded:
-        from torch.distributed.fsdp import fully_shard  # only here: PyTorch 2.6 or later
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # only here: PyTorch 2.6 or later
 
+        policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         for layer in model.tupe.encoder.layers:
-            fully_shard(layer)
-        return fully_shard(model)
+            fully_shard(layer, mp_policy=policy)
+        return fully_shard(model, mp_policy=policy)
     if place.processes > 1:
         ids = [place.device] if place.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
     return model
+
+
+class HalfCopy:
+    """A model whose parameters become half precision, which computes, and float32 copies of them, which are trained:
+    updates are smaller than what half precision can add to a weight."""
+
+    def __init__(self, computing: nn.Module, dtype: torch.dtype):
+        self.trained = copy.deepcopy(computing)
+        for parameter in computing.parameters():
+            parameter.data = parameter.data.to(dtype)
+        self.pairs = list(zip(self.trained.parameters(), computing.parameters(), strict=True))
+
+    def take_gradients(self) -> None:
+        """From half precision to the copies, a kernel for all of them."""
+        pairs = [(weight, half.grad) for weight, half in self.pairs if half.grad is not None]
+        for weight, _ in pairs:
+            weight.grad = torch.empty_like(weight)
+        torch._foreach_copy_([weight.grad for weight, _ in pairs], [gradient for _, gradient in pairs])
+
+    @torch.no_grad()
+    def give_weights(self) -> None:
+        """From the copies back to half precision."""
+        torch._foreach_copy_([half for _, half in self.pairs], [weight for weight, _ in self.pairs])
 
 
 # ------------------------------------------------------------------------------------------------------------ the loop
@@ -143,12 +168,15 @@ class Loop:
             place.processes, start,
         )  # fmt: skip
         self.sharded = recipe.ddp_backend == "fully_sharded"
-        self.wrapped = parallel(self.model, place, self.sharded)
+        half = torch.float16 if recipe.fp16 else torch.bfloat16 if recipe.bf16 else None
+        computing = self.model.to(place.device)
+        self.half_copy = HalfCopy(computing, half) if half and not self.sharded else None
+        self.model = self.half_copy.trained if self.half_copy else computing
+        self.wrapped = parallel(computing, place, self.sharded, half)
         groups = parameter_groups(self.model, recipe.weight_decay)
         self.optimizer = AdamW(groups, lr=recipe.lr[0], betas=recipe.adam_betas, eps=recipe.adam_eps)
         self.factor = rate_of(recipe, updates)
-        half = torch.float16 if recipe.fp16 else torch.bfloat16
-        self.autocast = torch.autocast(place.device.type, half, enabled=recipe.fp16 or recipe.autocast == "bf16")
+        self.autocast = torch.autocast(place.device.type, torch.bfloat16, enabled=recipe.autocast == "bf16")
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=recipe.fp16)
         self.sums = torch.zeros(2, dtype=torch.float64, device=place.device)  # since logged: losses, and their number
         self.log, self.trackers = [], trackers(recipe, run) if run.writes else []
@@ -204,11 +232,16 @@ class Loop:
         rate = self.recipe.lr[0] * self.factor(self.done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        if self.half_copy:
+            self.half_copy.take_gradients()
         self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip_norm or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm or math.inf)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.half_copy:
+            self.half_copy.give_weights()
         self.optimizer.zero_grad()
+        self.wrapped.zero_grad()
         self.done += 1
         self.norm, self.rate = norm, rate
 
@@ -257,7 +290,7 @@ class Loop:
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} at update {self.done}")
         norm, values = float(self.norm), {"loss": loss, "learning_rate": self.rate}
-        if math.isfinite(norm):  # else --fp16 left the update out
+        if math.isfinite(norm):  # else fp16 left the update out
             values["grad_norm"] = norm
         self.tell("train", values)
         self.run.progress.spoke()
@@ -319,9 +352,9 @@ class Loop:
         """Write a checkpoint, which is there whole or not at all: a Hugging Face folder, with the state of training
         beside the model. Raises OSError if the disk is full."""
         self.check_finite()
-        weights = get_model_state_dict(self.wrapped, options=WHOLE)
+        weights = get_model_state_dict(self.model, options=WHOLE)
         state = {
-            "optimizer": get_optimizer_state_dict(self.wrapped, self.optimizer, options=WHOLE),
+            "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE),
             "scaler": self.scaler.state_dict(),
         }
         if self.run.writes:
@@ -359,12 +392,14 @@ class Loop:
         """Go on from a checkpoint: tensors and plain data alone, nothing of a file is run."""
         weights = load_file(checkpoint / WEIGHTS)
         options = StateDictOptions(full_state_dict=True, strict=False)  # a tied weight is there once
-        lacking = set_model_state_dict(self.wrapped, weights, options=options)
+        lacking = set_model_state_dict(self.model, weights, options=options)
         assert not lacking.unexpected_keys, lacking
         state = load_safely(checkpoint / OPTIMIZER, mmap=True)
         set_optimizer_state_dict(
-            self.wrapped, self.optimizer, state["optimizer"], options=StateDictOptions(full_state_dict=True)
+            self.model, self.optimizer, state["optimizer"], options=StateDictOptions(full_state_dict=True)
         )
+        if self.half_copy:
+            self.half_copy.give_weights()
         self.scaler.load_state_dict(state["scaler"])
         self.log = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["log"]
         self.saved = self.done
