@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 PLACEHOLDERS = ("<url>", "<email>", "<file>")
-UNK = "<unk>"  # as a token: a rare word that the corpus filter replaced
+UNK = "<unk>"
 SPACE = "\u2581"  # SentencePiece's mark for "a word starts here"
 # Tokens that are never split: placeholders, and the endings that Moses cuts off "don't" and "it's".
 WHOLE = frozenset((*PLACEHOLDERS, UNK, "'s", "'t", "'d", "'m", "'ll", "'re", "'ve"))

@@ -82,7 +82,7 @@ class TextEncoder:
     between words. Raises ValueError if a file is missing.
     """
 
-    FILES: tuple[str, ...] = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "tokenizer.json", "manifest.json")
+    FILES: tuple[str, ...] = ("dict.txt", "sentencepiece.bpe.model", "tokenizer.json", "manifest.json")
     SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
     SETTINGS = ("spacy_model", "language", "cased", "sentences")  # of a manifest, what a normaliser takes
     name = ""
@@ -179,10 +179,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 class PaperText(TextEncoder):
-    """The paper's: `Normaliser`, then the SentencePiece model of sentencepiece.bpe.model. words.txt, if it is there:
-    the words that the rare-word filter kept."""
+    """The paper's: `Normaliser`, then the SentencePiece model of sentencepiece.bpe.model."""
 
-    FILES = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "manifest.json")
+    FILES = ("dict.txt", "sentencepiece.bpe.model", "manifest.json")
     name = "paper"
     normaliser_of = Normaliser
     normaliser: Normaliser
@@ -190,17 +189,13 @@ class PaperText(TextEncoder):
     def __init__(self, data_dir: str | Path):
         super().__init__(data_dir)
         self.model = load_sentencepiece(self.folder / "sentencepiece.bpe.model")
-        words = self.folder / "words.txt"
-        self.words = frozenset(words.read_text(encoding="utf-8").split("\n")) if words.is_file() else None
         self._pieces = functools.lru_cache(CACHE)(self._split)
 
     def needed(self) -> list[str]:
         return ["dict.txt", "sentencepiece.bpe.model"]
 
     def _split(self, token: str) -> tuple[str, ...]:
-        if token == UNK or (self.words is not None and token not in self.words):
-            return (UNK,)
-        return tuple(self.model.encode(token, out_type=str))
+        return (UNK,) if token == UNK else tuple(self.model.encode(token, out_type=str))
 
     def token_pieces(self, tokens: list[str]) -> list[str]:
         """The pieces of normalised tokens. A piece that is not in dict.txt (a character too rare for the model) has the

@@ -171,7 +171,7 @@ def test_pretraining_and_glue_see_the_same_ids(tmp_path):
 
 # ----------------------------------------------------------------------------------------- restarts and many workers
 
-OPTIONS = {"vocab_size": 300, "valid_fraction": 0.1, "shard_mb": 0.002, "keep_words": 0.9}
+OPTIONS = {"vocab_size": 300, "valid_fraction": 0.1, "shard_mb": 0.002}
 
 
 @pytest.fixture(scope="module")
@@ -520,18 +520,6 @@ def test_documents_that_differ_in_a_number_or_a_sign_are_no_copies(cased, tmp_pa
     options = {"vocab_size": 100, "workers": 1, "cased": cased}
     manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", **options)
     assert manifest["counts"]["documents kept"] == len(lines) // (1 if cased else 2), manifest["dropped"]
-
-
-def test_rare_words_become_unk_in_training_and_in_the_encoder(tmp_path):
-    write_text(tmp_path)
-    manifest = prepare([tmp_path / "a.txt"], tmp_path / "data", vocab_size=150, keep_words=0.21, workers=1)
-    words = (tmp_path / "data" / "words.txt").read_text().split()
-    encoder = TextEncoder(tmp_path / "data")
-    assert "the" in words and "17" not in words
-    assert encoder.decode(encoder.encode("The old number 17")) == "the old number <unk>"
-    assert manifest["counts"]["pieces that are <unk>"] > 100
-    types = {t for d in range(30) for s in encoder.normaliser.sentences(sentences(7 * d, 7)) for t in s}
-    assert abs(len(words) - 0.21 * len(types)) < 3 + 8  # those that are always kept; types of the held-out documents
 
 
 def test_report(data, tmp_path):

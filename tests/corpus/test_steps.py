@@ -1,7 +1,6 @@
 """The steps of tupe.corpus one by one."""
 
 import errno
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -120,17 +119,6 @@ def test_sources_of_one_document_count_as_one_source():
 
 def test_the_sample_is_bounded():
     assert corpus.choose_sample(digests(200), np.full(200, 50), 1000).sum() == 20
-
-
-def test_the_most_frequent_words_of_all_shards_are_kept(tmp_path):
-    for name in ("out", "selected", "shard0", "shard1"):
-        (tmp_path / name).mkdir()
-    for i, shard in enumerate((tmp_path / "shard0", tmp_path / "shard1")):
-        with gzip.open(shard / "tokens.gz", "wt") as file:
-            file.write(f"the the the both both only{i} <url>\n\n" + "heldout " * 99 + "\n\n")
-        np.savez(tmp_path / "selected" / f"{shard.name}.npz", use=[corpus.TRAIN, corpus.VALID])
-    corpus.keep_words(tmp_path / "out", [tmp_path / "shard0", tmp_path / "shard1"], tmp_path / "selected", 0.4)
-    assert (tmp_path / "out" / "words.txt").read_text().split() == ["<url>", "both", "the"]
 
 
 def test_a_vocabulary_has_the_signs_that_an_encyclopedia_hardly_uses():

@@ -54,12 +54,9 @@ class Choices:
     sentences: str = "rules"
     spacy_model: str | None = None
     valid_fraction: float = 0.005
-    keep_words: float = 0.0
     shard_mb: float = 16.0
 
     def __post_init__(self):
-        if self.keep_words and self.tokenizer != "paper":
-            raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
         if self.cased and self.tokenizer != "paper":
             raise ValueError("--cased goes with --tokenizer paper alone: other tokenisers decide about case themselves")
 
@@ -312,20 +309,16 @@ def _prepare(inputs, out, choices, run, overwrite):
         raise _too_few(*error.args, ", ".join(map(str, inputs)), Stats.load([*read_folders, *texts])) from None
 
     # The vocabulary.
-    words = None
-    if choices.keep_words:
-        (kept,) = run.step("words", corpus.keep_words, [("all", total, (texts, selected, choices.keep_words))])
-        words = kept / "words.txt"
-    sample = (texts, selected, words, choices.vocab_size, tokenizer)
+    sample = (texts, selected, choices.vocab_size, tokenizer)
     (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, sample)])
     (model,) = vocabulary.iterdir()
 
     # The ids.
     tasks = [
-        (name, size, (folder, selected, model, words)) for (name, size, _), folder in zip(shards, texts, strict=True)
+        (name, size, (folder, selected, model)) for (name, size, _), folder in zip(shards, texts, strict=True)
     ]
     encoded = run.step("encode", corpus.encode_shard, tasks)
-    (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
+    (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model))])
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
     for file in sorted(merged.iterdir()):
@@ -371,10 +364,6 @@ def _option(name: str, help: str, **more) -> Callable:
     type=click.Choice(SENTENCES),
 )  # fmt: skip
 @_option("--valid-fraction", "The share of the text that is held out as split valid.", type=click.FloatRange(0, 0.5))
-@_option(
-    "--keep-words", "Share of word types to keep; others become <unk> (default: all; released TUPE: 0.21).",
-    metavar="SHARE", type=click.FloatRange(0, 1),
-)  # fmt: skip
 @_option("--spacy-model", "An installed model of spaCy that finds sentences (default: its rules).")
 @_option(
     "--errors", "Stop at bad bytes and damaged files, or count them and go on.",

@@ -4,7 +4,6 @@
     read      inputs           -> shards of raw documents                               (one task per group of files)
     text      a shard          -> clean paragraphs, sentences, tokens, hashes           (one task per shard)
     select    all hashes       -> which documents are copies, which are held out, which train SentencePiece
-    words     all shards       -> the most frequent words                               (only with --keep-words)
     vocabulary  the sample     -> the SentencePiece model, or another tokeniser
     encode    a shard          -> ids of its pieces                                     (one task per shard)
     merge     all shards       -> dict.txt, train and valid in mmap format, the report, manifest.json
@@ -16,7 +15,6 @@ read, tupe/normaliser.py normalises, engine.py runs the tasks. This file has the
 keep statistics.
 """
 
-import collections
 import functools
 import gzip
 import hashlib
@@ -31,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from ..data.splits import write_index
-from ..normaliser import UNK, WHOLE, Normaliser, Raw
+from ..normaliser import UNK, Normaliser, Raw
 from ..text import TokenizerText, load_sentencepiece, load_tokenizer
 from .readers import Document, Input, paragraphs, read
 from .records import Reading
@@ -283,41 +281,14 @@ def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
         start = rows.stop
 
 
-# -------------------------------------------------------------------------------------------------- words (rare words)
-
-
-def keep_words(folder: Path, shards: list[Path], selected: Path, fraction: float) -> None:
-    """Task: write words.txt, the most frequent `fraction` of the word types of the training documents (ties: in the
-    order of the alphabet). All types are in memory."""
-    counts = collections.Counter()
-    for shard in shards:
-        use = np.load(selected / f"{shard.name}.npz")["use"]
-        for kind, document in zip(use, read_tokens(shard / "tokens.gz"), strict=True):
-            if kind == TRAIN:
-                for sentence in document:
-                    counts.update(sentence)
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    kept = {*ranked[: round(fraction * len(ranked))], *(word for word in WHOLE if word in counts)}
-    with open(folder / "words.txt", "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{word}\n" for word in sorted(kept))
-
-
-def _load_words(path):
-    return frozenset(Path(path).read_text(encoding="utf-8").split("\n")) if path else None
-
-
 # --------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def vocabulary(
-    folder: Path, shards: list[Path], selected: Path, words_path: Path | None, vocab_size: int,
-    tokenizer: str | None,
-) -> None:  # fmt: skip
+def vocabulary(folder: Path, shards: list[Path], selected: Path, vocab_size: int, tokenizer: str | None) -> None:
     """Task: train sentencepiece.bpe.model on the sample, or write the given tokenizer.json."""
     if tokenizer is not None:
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         return
-    words = _load_words(words_path)
 
     def sample():
         for shard in shards:
@@ -325,8 +296,7 @@ def vocabulary(
             if chosen.any():
                 for is_chosen, document in zip(chosen, read_tokens(shard / "tokens.gz"), strict=True):
                     for sentence in document if is_chosen else ():
-                        kept = [t for t in sentence if t != UNK and (words is None or t in words)]
-                        if kept:
+                        if kept := [token for token in sentence if token != UNK]:
                             yield " ".join(kept)
 
     (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece(sample(), vocab_size))
@@ -336,7 +306,7 @@ def vocabulary(
 
 
 @functools.lru_cache(1)
-def _encoder(model_path, words_path):
+def _encoder(model_path):
     """(sentence, as tokens -> ids of the SentencePiece model or tokenizer.json, number of ids, id of <unk>). One per
     process."""
     if model_path.suffix == ".json":
@@ -344,21 +314,18 @@ def _encoder(model_path, words_path):
         text = TokenizerText.ordinary(tokenizer)
         return lambda tokens: text(" ".join(tokens)).ids, tokenizer.get_vocab_size(), 3
     model = load_sentencepiece(model_path)
-    words = _load_words(words_path)
 
     @functools.lru_cache(2**17)
     def encode(token):
-        if token == UNK or (words is not None and token not in words):
-            return (model.unk_id(),)
-        return tuple(model.encode(token))
+        return (model.unk_id(),) if token == UNK else tuple(model.encode(token))
 
     return lambda tokens: [i for token in tokens for i in encode(token)], len(model), model.unk_id()
 
 
-def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, words_path: Path | None) -> None:
+def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path) -> None:
     """Task: write the ids of train and valid (</s> is one more id), the length of each line, and the
     counts of the training ids."""
-    encode, eos, unk = _encoder(model_path, words_path)
+    encode, eos, unk = _encoder(model_path)
     stats = Stats()
     ids, sizes = ({kind: array("i") for kind in SPLITS} for _ in range(2))
     use, sources = np.load(selected / f"{shard.name}.npz")["use"].tolist(), _read_sources(shard)
@@ -388,7 +355,7 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
 # -------------------------------------------------------------------------------------------------------------- merge
 
 
-def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path | None) -> None:
+def merge(folder: Path, shards: list[Path], model_path: Path) -> None:
     """Task: write the files of the data directory, except the report and the manifest: ids in fairseq's mmap format, as
     fairseq-preprocess does. Each sentence ends with </s>, and an empty line (only </s>) ends a document. All ids are
     never in memory together."""
@@ -400,5 +367,3 @@ def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path |
                 file.write(table[np.load(shard / f"{split}-ids.npy")])
         write_index(folder / split, [np.load(shard / f"{split}-sizes.npy") for shard in shards], table.dtype.type)
     (folder / model_path.name).write_bytes(model_path.read_bytes())
-    if words_path:
-        (folder / "words.txt").write_bytes(Path(words_path).read_bytes())
