@@ -328,7 +328,7 @@ def test_an_unfinished_run_goes_on_with_other_inputs_and_options(tmp_path):
     rows = [{"text": sentences(7 * i, 4)} for i in range(12)]
     (tmp_path / "good.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "bad.jsonl").write_text(json.dumps(rows[0]) + '\n{"body": "without the field"}\n')
-    with pytest.raises(ValueError, match="bad.jsonl, line 2: no text in 'text' .fields: body: choose .*; .*--err"):
+    with pytest.raises(ValueError, match="bad.jsonl, line 2: no 'text' .the fields there: body: choose .*; .*--err"):
         prepare([tmp_path / "bad.jsonl"], tmp_path / "data", workers=1)
     with pytest.raises(ValueError, match="cannot make 32768 types from this text: .*another --vocab-size continues"):
         prepare([tmp_path / "good.jsonl"], tmp_path / "data", workers=1)

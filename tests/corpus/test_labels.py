@@ -55,7 +55,7 @@ def ids_of(folder, split, name):
 # ---------------------------------------------------------------------------------------------------------- preparing
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json", "parquet"])
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
 def test_every_kind_of_table_gives_the_same_data(kind, vocabulary, tmp_path):
     file = write(tmp_path / f"cats.{kind}", cats())
     done = prepare(file, vocabulary, tmp_path / "bin", "--test", write(tmp_path / "t.jsonl", cats(9, seed=2)))
@@ -120,7 +120,7 @@ def test_whole_numbers_are_classes_in_the_order_of_numbers(vocabulary, tmp_path)
 
 GOOD = "a,y\n" + "cat,yes\nmat,no\n" * 4
 BAD = {  # content of the table -> (words, what the error says)
-    GOOD + "cat\n": ((), "t.csv, line 10: no 'y' (the fields there: a)"),
+    GOOD + "cat\n": ((), "t.csv, line 10: no 'y' (the fields there: a: choose with --label)"),
     GOOD + "cat,\n": ((), "t.csv, line 10: no label in 'y'"),
     GOOD + "cat,dog,no\n": ((), "t.csv, line 10: more fields than columns (no)"),
     GOOD + '"cat,no\nmat,yes\n': ((), "t.csv, line 10: unexpected end of data"),

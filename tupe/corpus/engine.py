@@ -382,10 +382,10 @@ def command(inputs, output, jobs, **choices):
     \b
     tupe prepare corpus wiki.xml.bz2 books/ --output data
 
-    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .json, .csv and .tsv (a document per
-    object or row, see --field), wikiextractor's wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or
-    .zst; .parquet; a folder (its .txt files are books: one document each); a glob in quotes. What was read, dropped
-    and held out is printed, and in OUTPUT/report.md.
+    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .csv and .tsv (a document per object
+    or row, see --field), MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or .zst; .parquet; a folder (its
+    .txt files are books: one document each); a glob in quotes. What was read, dropped and held out is printed, and in
+    OUTPUT/report.md.
 
     After a kill or a failure the same command continues where it stopped. The result is the same, whatever --jobs is.
     """

@@ -323,7 +323,7 @@ def prepare_own(
 def labels_command(file, text, label, data, output, name, valid, test, labels, unquoted, jobs, overwrite):
     """Turn a table with classes of your own into a task for fine-tuning, beside those of GLUE.
 
-    FILE: .csv, .tsv (with a header line), .jsonl, .json or .parquet. Each row has one or two texts and a class.
+    FILE: .csv, .tsv (with a header line), .jsonl or .parquet. Each row has one or two texts and a class.
     `tupe finetune --task NAME`, `tupe sweep`, `tupe report` and `tupe predict` take the task as any other.
     """
     name = name or file.name.partition(".")[0]
