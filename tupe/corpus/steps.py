@@ -18,7 +18,7 @@ keep statistics.
 import functools
 import gzip
 import hashlib
-import io
+import itertools
 import json
 import re
 import unicodedata
@@ -48,27 +48,25 @@ SPLITS = {TRAIN: "train", VALID: "valid"}
 DOCUMENT = [("order", "V16"), ("shared", "V16"), ("tokens", np.int64), ("chars", np.int64)]
 
 
-class TooFew(Exception):
-    """Training and validation need a document each. Its arguments: how many are left, and how many were copies."""
+class TooFew(ValueError):
+    """Training and validation need a document each."""
 
 
 # --------------------------------------------------------------------------------------------------------------- read
 
 
 def read_shards(folder: Path, inputs: list[Input], reading: Reading, shard_bytes: int) -> None:
-    """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
-    sizes to shards.json."""
-    stats, sizes = Stats(), []
+    """Task: write the documents of `inputs` to 000000.gz, 000001.gz ... of about `shard_bytes` of text each."""
+    stats, number = Stats(), itertools.count()
     documents = (document for source in inputs for document in read(source, reading, stats))
     lines = (json.dumps(document, allow_nan=False).encode() for document in documents)
     for line in lines:
-        sizes.append(0)
-        with gzip.open(folder / f"{len(sizes) - 1:04}.gz", "wb", compresslevel=1) as shard:
+        size = 0
+        with gzip.open(folder / f"{next(number):06}.gz", "wb", compresslevel=1) as shard:
             while line:
                 shard.write(line + b"\n")
-                sizes[-1] += len(line)
-                line = next(lines, b"") if sizes[-1] < shard_bytes else b""
-    (folder / "shards.json").write_text(json.dumps(sizes, allow_nan=False))
+                size += len(line)
+                line = next(lines, b"") if size < shard_bytes else b""
     stats.save(folder)
 
 
@@ -166,7 +164,7 @@ def normaliser_of(kind: type, *settings: tuple) -> Normaliser | Raw:
 
 
 def text_shard(folder: Path, path: Path, normaliser: tuple) -> None:
-    """Task: write tokens.gz (a sentence per line, an empty line after each document), docs.npy (see DOCUMENT)
+    """Task: write tokens.gz (a sentence per line, an empty line after each document), docs.npz (see DOCUMENT)
     and sources.json for a shard of `read_shards`. normaliser: the arguments of `normaliser_of`."""
     normaliser, stats, docs, sources = normaliser_of(*normaliser), Stats(), [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
@@ -180,16 +178,9 @@ def text_shard(folder: Path, path: Path, normaliser: tuple) -> None:
             out.write(text.encode() + b"\n")
             docs.append((*hashes, sum(map(len, sentences)), len(text)))
             sources.append(document.source)
-    _save(folder / "docs.npy", np.array(docs, dtype=DOCUMENT))
+    np.savez(folder / "docs.npz", docs=np.array(docs, dtype=DOCUMENT))
     (folder / "sources.json").write_text(json.dumps(sources, allow_nan=False))
     stats.save(folder)
-
-
-def _save(path, array):
-    """np.save by way of memory: where the disk is full, its own error does not say so."""
-    content = io.BytesIO()
-    np.save(content, array)
-    path.write_bytes(content.getbuffer())
 
 
 def _read_sources(shard):
@@ -259,7 +250,7 @@ def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
 
     Raises TooFew if fewer than two documents are left.
     """
-    tables = [np.load(shard / "docs.npy") for shard in shards]
+    tables = [np.load(shard / "docs.npz")["docs"] for shard in shards]
     docs = np.concatenate([np.zeros(0, DOCUMENT), *tables])
     order, shared = (np.array([d.tobytes() for d in docs[name]], dtype=object) for name in ("order", "shared"))
     use = np.full(len(docs), COPY, dtype=np.uint8)
@@ -267,7 +258,10 @@ def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
         use[np.unique(shared, return_index=True)[1]] = TRAIN
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
-        raise TooFew(len(kept), len(use) - len(kept))
+        raise TooFew(
+            f"{len(kept) or 'no'} document is left, beside {len(use) - len(kept)} copies: training and validation need "
+            "one each (in .txt files, empty lines separate documents)"
+        )
     number = {}  # of each source
     sources = np.array([number.setdefault(name, len(number)) for shard in shards for name in _read_sources(shard)])
     use[kept[choose_valid(order[kept], docs["tokens"][kept], sources[kept], valid_fraction)]] = VALID
@@ -323,8 +317,8 @@ def _encoder(model_path):
 
 
 def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path) -> None:
-    """Task: write the ids of train and valid (</s> is one more id), the length of each line, and the
-    counts of the training ids."""
+    """Task: write ids.npz: the ids of train and valid (</s> is one more id), the length of each line, and the counts of
+    the training ids."""
     encode, eos, unk = _encoder(model_path)
     stats = Stats()
     ids, sizes = ({kind: array("i") for kind in SPLITS} for _ in range(2))
@@ -342,13 +336,13 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path) ->
         stats.count("sentences", len(lines))
         stats.count("tokens", sum(map(len, document)))
         stats.keep(source, SPLITS[kind], sum(map(len, lines)) + len(lines) + 1)
+    arrays = {"counts": np.bincount(np.array(ids[TRAIN], dtype=np.int32), minlength=eos + 1)}
     for kind, name in SPLITS.items():
-        array_of_ids = np.array(ids[kind], dtype=np.int32)
-        stats.count("pieces", len(array_of_ids) - len(sizes[kind]))
-        stats.count("pieces that are <unk>", int((array_of_ids == unk).sum()))
-        _save(folder / f"{name}-ids.npy", array_of_ids)
-        _save(folder / f"{name}-sizes.npy", np.array(sizes[kind], dtype=np.int32))
-    _save(folder / "counts.npy", np.bincount(np.array(ids[TRAIN], dtype=np.int32), minlength=eos + 1))
+        arrays[name] = np.array(ids[kind], dtype=np.int32)
+        arrays[f"{name} sizes"] = np.array(sizes[kind], dtype=np.int32)
+        stats.count("pieces", len(ids[kind]) - len(sizes[kind]))
+        stats.count("pieces that are `<unk>`", int((arrays[name] == unk).sum()))
+    np.savez(folder / "ids.npz", **arrays)
     stats.save(folder)
 
 
@@ -359,11 +353,12 @@ def merge(folder: Path, shards: list[Path], model_path: Path) -> None:
     """Task: write the files of the data directory, except the report and the manifest: ids in fairseq's mmap format, as
     fairseq-preprocess does. Each sentence ends with </s>, and an empty line (only </s>) ends a document. All ids are
     never in memory together."""
-    counts = sum(np.load(shard / "counts.npy") for shard in shards)
+    counts = sum(np.load(shard / "ids.npz")["counts"] for shard in shards)
     table = write_dictionary(model_path, counts, folder / "dict.txt")  # id of a shard -> id of the dictionary
     for split in SPLITS.values():
         with open(folder / f"{split}.bin", "wb") as file:
             for shard in shards:
-                file.write(table[np.load(shard / f"{split}-ids.npy")])
-        write_index(folder / split, [np.load(shard / f"{split}-sizes.npy") for shard in shards], table.dtype.type)
+                file.write(table[np.load(shard / "ids.npz")[split]])
+        sizes = [np.load(shard / "ids.npz")[f"{split} sizes"] for shard in shards]
+        write_index(folder / split, sizes, table.dtype.type)
     (folder / model_path.name).write_bytes(model_path.read_bytes())
