@@ -52,22 +52,8 @@ class Choices:
     language: str = "en"
     cased: bool = False
     sentences: str = "rules"
-    spacy_model: str | None = None
     valid_fraction: float = 0.005
     shard_mb: float = 16.0
-
-    def __post_init__(self):
-        if self.cased and self.tokenizer != "paper":
-            raise ValueError("--cased goes with --tokenizer paper alone: other tokenisers decide about case themselves")
-
-    def text(self) -> dict:
-        """The options of the text's normaliser."""
-        options = {"spacy_model": self.spacy_model, "language": self.language, "sentences": self.sentences}
-        return {**options, "cased": self.cased} if self.tokenizer == "paper" else options
-
-    def given(self) -> str | None:
-        """The contents of the tokenizer.json that is given."""
-        return None if self.tokenizer == "paper" else read_tokenizer(self.tokenizer)
 
 
 # ------------------------------------------------------------------------------------------------------- running tasks
@@ -252,8 +238,9 @@ def prepare(
 
 
 def _prepare(inputs, out, choices, run, overwrite):
-    tokenizer, text = choices.given(), choices.text()
-    pipeline = PaperText if choices.tokenizer == "paper" else TokenizerText
+    tokenizer = None if choices.tokenizer == "paper" else read_tokenizer(choices.tokenizer)
+    pipeline = PaperText if tokenizer is None else TokenizerText
+    text = {name: getattr(choices, name) for name in TextEncoder.SETTINGS}
     normaliser = (pipeline.normaliser_of, *text.items())
     sources, skipped = find_inputs(inputs, out)
     # Before anything is written, for an unknown language is refused, and before the fork: all workers share the rules.
@@ -340,13 +327,12 @@ def _option(name: str, help: str, **more) -> Callable:
     Choices.vocab_size, "Types of the vocabulary, with the five special ones. A tokenizer.json has its own."
 )
 @_option("--language", "The language of the rules of spaCy and Moses, for example de.", metavar="CODE")
-@_option("--cased", "Keep capital letters.", is_flag=True)
+@_option("--cased", "Keep capital letters. A tokenizer.json decides about case itself.", is_flag=True)
 @_option(
     "--sentences", "How text is cut: by spaCy's rules, one sentence a line (no filter), or not at all.",
     type=click.Choice(SENTENCES),
 )  # fmt: skip
 @_option("--valid-fraction", "The share of the text that is held out as split valid.", type=click.FloatRange(0, 0.5))
-@_option("--spacy-model", "An installed model of spaCy that finds sentences (default: its rules).")
 @_option(
     "--errors", "Stop at bad bytes and damaged files, or count them and go on.",
     type=click.Choice(["strict", "replace"]),

@@ -30,7 +30,7 @@ import numpy as np
 
 from ..data.splits import write_index
 from ..normaliser import UNK, Normaliser, Raw
-from ..text import TokenizerText, load_sentencepiece, load_tokenizer
+from ..text import load_sentencepiece, load_tokenizer, ordinary
 from .readers import Document, Input, paragraphs, read
 from .records import Reading
 from .stats import EXAMPLE, Stats
@@ -305,7 +305,7 @@ def _encoder(model_path):
     process."""
     if model_path.suffix == ".json":
         tokenizer = load_tokenizer(model_path.read_text(encoding="utf-8"), model_path)
-        text = TokenizerText.ordinary(tokenizer)
+        text = ordinary(tokenizer)
         return lambda tokens: text(" ".join(tokens)).ids, tokenizer.get_vocab_size(), 3
     model = load_sentencepiece(model_path)
 
