@@ -74,8 +74,8 @@ def test_other_languages_and_capitals(language):
         assert text[span.start : span.end].replace("’", "'") == span.text
 
 
-def test_a_trained_model_or_a_language_that_is_not_there():
-    with pytest.raises(ValueError, match="unknown language 'qq'; valid: af, am, ar"):
+def test_a_language_that_is_not_there():
+    with pytest.raises(ValueError, match="language 'qq': .*import language qq"):
         Normaliser(language="qq")
     with pytest.raises(ValueError, match="language 'th': .* or give xx, or --sentences lines or none"):
         Normaliser(language="th")
@@ -210,16 +210,12 @@ def spied_on(splitter, monkeypatch):
 
 
 @pytest.mark.parametrize("part", ["$", '"', "!", "_", ".)", "a.B", "€"])
-def test_spacy_sees_no_long_words(part, monkeypatch, tmp_path):
+def test_spacy_sees_no_long_words(part, monkeypatch):
     """For one of n signs it takes n * n steps; this text took it most of a minute."""
     text = part * (16_000 // len(part))
     lengths = spied_on(NORMALISER.split, monkeypatch)
     tokens = NORMALISER.tokens(text)
     assert "".join(tokens) == text.lower() and sum(lengths) == len(text) and max(lengths) <= CACHED_LENGTH
-    NLP.to_disk(tmp_path / "model")
-    trained = Normaliser(str(tmp_path / "model"))
-    lengths = spied_on(trained.split.nlp, monkeypatch)
-    assert "".join(trained.tokens(text)) == text.lower() and lengths and max(lengths) <= CACHED_LENGTH
 
 
 @MANY
@@ -234,17 +230,6 @@ def test_long_words_keep_every_sign(text):
 @given(st.text("e\u0301\u0323\u0344\u0327\u0903\u1160\u11a8\uff9e\u0315가", min_size=CACHED_LENGTH + 1))
 def test_many_marks_are_put_in_unicodes_order(marks):
     assert _nfkc(marks) == unicodedata.normalize("NFKC", marks)
-
-
-def test_unknown_spacy_model():
-    with pytest.raises(ValueError, match="en_core_web_nothing.*not installed"):
-        Normaliser("en_core_web_nothing")
-
-
-def test_a_spacy_model_reads_long_paragraphs(tmp_path):
-    NLP.to_disk(tmp_path / "model")
-    text = "A short one. " * 80_000
-    assert len(text) > 10**6 and len(Normaliser(str(tmp_path / "model")).split(text)) == 80_000
 
 
 def test_format_characters_controls_and_marks_are_in_three_planes():

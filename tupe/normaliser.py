@@ -2,26 +2,17 @@
 
     text -> clean()     no invisible characters, Unicode NFKC, plain quotes and dashes, <url> <email> <file>, single
     spaces
-         -> sentences   spaCy's rules ("sentencizer", no download) or a trained spaCy model
+         -> sentences   spaCy's rules ("sentencizer", no download)
          -> lower case
          -> tokens      Moses' rules (sacremoses); placeholders stay whole
 
-What to call:
-
-    normaliser = Normaliser()                                  or Normaliser("en_core_web_sm")
-    normaliser.sentences(text)  -> [[token, ...], ...]
-    normaliser.tokens(text)     -> [token, ...]
-    normaliser.normalise(text)  -> "tok tok ..."
-    normaliser.spans(text)      -> [Span(token, start, end), ...]
-
-A span (start, end) says that text[start:end], in characters of the text that was passed in, is what the token was made
-from. It keeps no hidden state: the same text gives the same result in any process. `normalise` is idempotent (with
-spaCy's rules; a trained model may split its own output differently)."""
+A span (start, end) says that text[start:end], in characters of the text that was passed in, is what a token was made
+from. `Normaliser` keeps no hidden state: the same text gives the same result in any process. `normalise` is
+idempotent."""
 
 import functools
 import importlib.util
 import itertools
-import pkgutil
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -29,7 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 PLACEHOLDERS = ("<url>", "<email>", "<file>")
-UNK = "<unk>"  # as a token: a rare word that the corpus filter replaced
+UNK = "<unk>"
 SPACE = "\u2581"  # SentencePiece's mark for "a word starts here"
 # Tokens that are never split: placeholders, and the endings that Moses cuts off "don't" and "it's".
 WHOLE = frozenset((*PLACEHOLDERS, UNK, "'s", "'t", "'d", "'m", "'ll", "'re", "'ve"))
@@ -167,7 +158,6 @@ _BLANKS = re.compile(r"\s{2,}|[^\S ]")
 _BLANK_OR_CONTROL = re.compile(r"[\x00-\x1f\x7f]|  ")
 _UPPER = re.compile(r"[A-Z]+")
 _WORD = re.compile(r"\S+")
-_LONG_WORD = re.compile(rf"(\S{{{CACHED_LENGTH}}})\S")
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
@@ -303,20 +293,6 @@ def tokenise(words: list[str], language: str = "en") -> list[tuple[str, ...]]:
 # ------------------------------------------------------------------------------------------------------------ sentences
 
 
-def _blank(language: str) -> Any:
-    """spaCy's rules for a language. Raises ValueError for one that it does not know, or that needs another package."""
-    try:
-        return library("spacy").blank(language)
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "spacy":
-            raise
-        valid = [found.name for found in pkgutil.iter_modules(library("spacy.lang").__path__) if len(found.name) <= 3]
-        if language in valid:
-            reason = " ".join(str(error).split())[:120]
-            raise ValueError(f"language {language!r}: {reason}; or give xx, or --sentences lines or none") from None
-        raise ValueError(f"unknown language {language!r}; valid: {', '.join(valid)}") from None
-
-
 class _Sentencizer:
     """The sentences of spaCy's rule-based sentencizer on a blank pipeline of a language, much faster. spaCy's tokeniser
     looks at one blank-separated word at a time, so its result for a word is cached as the kinds of its tokens: "E" may
@@ -327,7 +303,12 @@ class _Sentencizer:
     the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again."""
 
     def __init__(self, language: str = "en"):
-        nlp = _blank(language)
+        spacy = library("spacy")
+        try:
+            nlp = spacy.blank(language)
+        except ImportError as error:
+            reason = " ".join(str(error).split())[:120]
+            raise ValueError(f"language {language!r}: {reason}; or give xx, or --sentences lines or none") from None
         self.tokenizer = nlp.tokenizer
         self.enders = nlp.add_pipe("sentencizer").punct_chars
         self.kinds = functools.lru_cache(CACHE)(self._kinds)
@@ -362,22 +343,6 @@ class _Sentencizer:
         return starts
 
 
-class _TrainedSplitter:
-    """The sentences of an installed spaCy model, for which a blank cuts each word that would take it too long."""
-
-    def __init__(self, model: str):
-        spacy = library("spacy")
-        try:
-            nlp = spacy.load(model, exclude=["tagger", "attribute_ruler", "lemmatizer", "ner"])
-        except OSError as error:
-            raise ValueError(f"spaCy model {model!r} is not installed; without one, spaCy's rules are used") from error
-        nlp.max_length = 10**9  # tupe.corpus.readers limits the length; spaCy's own limit is a million characters
-        self.nlp = nlp
-
-    def __call__(self, text: str) -> list[int]:
-        return [0, *(sentence.start_char for sentence in list(self.nlp(_LONG_WORD.sub(r"\1 ", text)).sents)[1:])]
-
-
 SENTENCES = ("rules", "lines", "none")  # spaCy's; a line or paragraph is a sentence; a document is
 UNSPACED = frozenset(("bo", "ja", "km", "lo", "my", "th", "yue", "zh"))  # languages without blanks between words
 
@@ -390,11 +355,9 @@ class Raw:
 
     unit = "characters"  # in which short text is counted
 
-    def __init__(self, spacy_model: str | None = None, language: str = "en", sentences: str = "rules", **unused: Any):
+    def __init__(self, language: str = "en", sentences: str = "rules", **unused: Any):
         self.mode = sentences
-        self.split: Callable[[str], list[int]] = _whole
-        if sentences == "rules":
-            self.split = _TrainedSplitter(spacy_model) if spacy_model else _Sentencizer(language)
+        self.split: Callable[[str], list[int]] = _Sentencizer(language) if sentences == "rules" else lambda text: [0]
 
     def clean(self, text: str) -> str:
         """The text without what no tokeniser needs. Halves of surrogate pairs, which JSON may have, become U+FFFD."""
@@ -409,21 +372,14 @@ class Raw:
         return [cut.rstrip().split(" ") for cut in cuts if not cut.isspace() and cut]
 
 
-def _whole(text: str) -> list[int]:
-    return [0]
-
-
 class Normaliser:
     """The paper's text contract up to tokens.
 
-    spacy_model: None for the rule-based splitter, or the name of an installed spaCy model. language: of Moses' and
-    spaCy's rules. cased: capitals stay. sentences: one of SENTENCES.
+    language: of Moses' and spaCy's rules. cased: capitals stay. sentences: one of SENTENCES.
     """
 
-    def __init__(
-        self, spacy_model: str | None = None, language: str = "en", cased: bool = False, sentences: str = "rules"
-    ):
-        self.split = Raw(spacy_model, language, sentences).split
+    def __init__(self, language: str = "en", cased: bool = False, sentences: str = "rules"):
+        self.split = Raw(language, sentences).split
         self.language, self.cased, self.mode = language, cased, sentences
         self.unit = "characters" if language in UNSPACED else "words"
 

@@ -75,34 +75,28 @@ def read_dictionary(path: Path) -> list[str]:
 
 class TextEncoder:
     """Raw text -> the pieces and ids of pre-training, and back, from the files that `tupe prepare corpus` wrote to
-    `data_dir`. It is one of the classes below: the one that manifest.json names, else `TokenizerText` where there is a
-    tokenizer.json, else `PaperText`. Another way to make ids of text is another class.
+    `data_dir`. It is one of the classes below: `TokenizerText` where there is a tokenizer.json, else `PaperText`.
 
     normaliser: `Normaliser` or `Raw`, for text that is not encoded yet. has_words: False for a language without blanks
     between words. Raises ValueError if a file is missing.
     """
 
-    FILES: tuple[str, ...] = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "tokenizer.json", "manifest.json")
+    FILES: tuple[str, ...] = ("dict.txt", "sentencepiece.bpe.model", "tokenizer.json", "manifest.json")
     SPECIALS = ("<s>", "<pad>", "</s>", UNK)  # fairseq's first four ids; <mask> comes last, after dict.txt
-    SETTINGS = ("spacy_model", "language", "cased", "sentences")  # of a manifest, what a normaliser takes
+    SETTINGS = ("language", "cased", "sentences")  # of a manifest, what a normaliser takes
     name = ""
     normaliser_of: type[Normaliser] | type[Raw]
     normaliser: Normaliser | Raw
 
     def __new__(cls, data_dir: str | Path) -> "TextEncoder":
         if cls is TextEncoder:
-            kinds, folder = {kind.name: kind for kind in cls.__subclasses__()}, Path(data_dir)
-            default = "tokenizers" if (folder / "tokenizer.json").is_file() else "paper"
-            name = _manifest(folder).get("pipeline", default)
-            if name not in kinds:
-                raise ValueError(f"{folder}/manifest.json: unknown pipeline {name!r}; valid: {', '.join(kinds)}")
-            cls = kinds[name]
+            cls = TokenizerText if Path(data_dir, "tokenizer.json").is_file() else PaperText
         return super().__new__(cls)
 
     def __init__(self, data_dir: str | Path):
         self.folder = Path(data_dir)
-        for name in self.needed():
-            if not (self.folder / name).is_file():
+        for name in self.FILES:
+            if name != "manifest.json" and not (self.folder / name).is_file():
                 raise ValueError(f"{self.folder} has no {name}; `tupe prepare corpus` makes such a folder")
         self.symbols = read_dictionary(self.folder / "dict.txt")
         self.ids = {symbol: i for i, symbol in enumerate(self.symbols)}
@@ -110,10 +104,6 @@ class TextEncoder:
         self.has_words = manifest.get("language") not in UNSPACED
         settings = {name: manifest[name] for name in self.SETTINGS if name in manifest}
         self.normaliser = self.normaliser_of(**settings)
-
-    def needed(self) -> list[str]:
-        """Names of the files without which text cannot be encoded."""
-        raise NotImplementedError
 
     def __reduce__(self) -> tuple[type, tuple[Path]]:
         """Pickled by its folder: caches cannot be."""
@@ -124,11 +114,10 @@ class TextEncoder:
         return len(self.symbols)
 
     def save(self, folder: str | Path, prefix: str = "") -> list[Path]:
-        """Copy the encoder's files into a folder; returns their paths there. Raises FileNotFoundError if one that is
-        needed is gone."""
+        """Copy the encoder's files into a folder; returns their paths there."""
         saved = []
         for file in (self.folder / name for name in self.FILES):
-            if file.is_file() or file.name in self.needed():
+            if file.is_file() or file.name != "manifest.json":
                 target = Path(folder) / (prefix + file.name)
                 if not target.exists() or not target.samefile(file):
                     shutil.copyfile(file, target)
@@ -141,7 +130,8 @@ class TextEncoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `pieces`."""
-        raise NotImplementedError
+        unk = self.ids[UNK]
+        return [self.ids.get(piece, unk) for piece in self.pieces(text)]
 
     def word_ids(self, text: str) -> list[list[int]]:
         """The ids of `encode`, word by word (a punctuation mark is a word, and a piece where `has_words` is False)."""
@@ -179,10 +169,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 class PaperText(TextEncoder):
-    """The paper's: `Normaliser`, then the SentencePiece model of sentencepiece.bpe.model. words.txt, if it is there:
-    the words that the rare-word filter kept."""
+    """The paper's: `Normaliser`, then the SentencePiece model of sentencepiece.bpe.model."""
 
-    FILES = ("dict.txt", "sentencepiece.bpe.model", "words.txt", "manifest.json")
+    FILES = ("dict.txt", "sentencepiece.bpe.model", "manifest.json")
     name = "paper"
     normaliser_of = Normaliser
     normaliser: Normaliser
@@ -190,43 +179,23 @@ class PaperText(TextEncoder):
     def __init__(self, data_dir: str | Path):
         super().__init__(data_dir)
         self.model = load_sentencepiece(self.folder / "sentencepiece.bpe.model")
-        words = self.folder / "words.txt"
-        self.words = frozenset(words.read_text(encoding="utf-8").split("\n")) if words.is_file() else None
         self._pieces = functools.lru_cache(CACHE)(self._split)
 
-    def needed(self) -> list[str]:
-        return ["dict.txt", "sentencepiece.bpe.model"]
-
     def _split(self, token: str) -> tuple[str, ...]:
-        if token == UNK or (self.words is not None and token not in self.words):
-            return (UNK,)
-        return tuple(self.model.encode(token, out_type=str))
+        return (UNK,) if token == UNK else tuple(self.model.encode(token, out_type=str))
 
     def token_pieces(self, tokens: list[str]) -> list[str]:
         """The pieces of normalised tokens. A piece that is not in dict.txt (a character too rare for the model) has the
         id of <unk>."""
         return [piece for t in tokens for piece in (self._pieces if len(t) <= CACHED_LENGTH else self._split)(t)]
 
-    def pieces(self, text: str, whole: Collection[str] = ()) -> list[str]:
-        """whole: strings, such as "<mask>", that are pieces themselves; the text around one becomes what it is around a
-        word with a capital letter, such as a name."""
-        if any(mark in text for mark in whole):
-            return [span.text for span in self.spans(text, whole)]
+    def pieces(self, text: str) -> list[str]:
         return self.token_pieces(self.normaliser.tokens(text))
 
-    def encode(self, text: str, whole: Collection[str] = ()) -> list[int]:
-        unk = self.ids[UNK]
-        return [self.ids.get(piece, unk) for piece in self.pieces(text, whole)]
-
-    def word_ids(self, text: str) -> list[list[int]]:
-        if not self.has_words:
-            return super().word_ids(text)
-        unk = self.ids[UNK]
-        tokens = (self.token_pieces([token]) for token in self.normaliser.tokens(text))
-        return [[self.ids.get(piece, unk) for piece in pieces] for pieces in tokens]
-
     def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
-        """The pieces of `pieces`, each with the characters text[start:end] that it was made from."""
+        """The pieces of `pieces`, each with the characters text[start:end] that it was made from. whole: strings, such
+        as "<mask>", that are pieces themselves; the text around one becomes what it is around a word with a capital
+        letter, such as a name."""
         return [span for word in self.word_spans(text, whole) for span in word]
 
     def word_spans(self, text: str, whole: Collection[str] = ()) -> list[list[Span]]:
@@ -288,35 +257,10 @@ class TokenizerText(TextEncoder):
             raise ValueError(f"{file} has {self.tokenizer.get_vocab_size()} tokens, dict.txt and the rest {len(self)}")
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
-
-    def needed(self) -> list[str]:
-        return ["dict.txt", "tokenizer.json"]
-
-    @staticmethod
-    def ordinary(tokenizer: Any) -> Callable[[str], Any]:
-        """A function from text to its encoding, in which a special token is text as any other."""
-        last = tokenizer.get_vocab_size() - 1
-        names = [tokenizer.id_to_token(i) for i in (0, 1, 2, last)]
-
-        def encode(text: str) -> Any:
-            tokenizer.encode_special_tokens = True
-            encoding = tokenizer.encode(text, add_special_tokens=False)
-            if any(name in text for name in names) and not {0, 1, 2, last}.isdisjoint(encoding.ids):
-                for name in names:  # a unigram model has them among its pieces
-                    text = text.replace(name, f"\u2039{name[1:]}")
-                encoding = tokenizer.encode(text, add_special_tokens=False)
-            return encoding
-
-        return encode
-
-    def _encode(self, text: str) -> Any:
-        return self.ordinary(self.tokenizer)(text)
+        self._encode = ordinary(self.tokenizer)
 
     def pieces(self, text: str) -> list[str]:
         return [self.symbols[i] for i in self._encode(text).ids]
-
-    def encode(self, text: str) -> list[int]:
-        return self._encode(text).ids
 
     def word_ids(self, text: str) -> list[list[int]]:
         if not self.has_words:
@@ -327,6 +271,24 @@ class TokenizerText(TextEncoder):
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.tokenizer.decode([i for i in map(int, ids) if i > 2], skip_special_tokens=False).strip()
+
+
+def ordinary(tokenizer: Any) -> Callable[[str], Any]:
+    """A function from text to its encoding by a `tokenizers.Tokenizer`, in which a special token is text as any
+    other."""
+    last = tokenizer.get_vocab_size() - 1
+    names = [tokenizer.id_to_token(i) for i in (0, 1, 2, last)]
+    tokenizer.encode_special_tokens = True
+
+    def encode(text: str) -> Any:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        if any(name in text for name in names) and not {0, 1, 2, last}.isdisjoint(encoding.ids):
+            for name in names:  # a unigram model has them among its pieces
+                text = text.replace(name, f"\u2039{name[1:]}")
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+        return encoding
+
+    return encode
 
 
 def load_tokenizer(content: str, name: Any) -> Any:

@@ -1,11 +1,7 @@
 """The steps of tupe.corpus one by one."""
 
-import errno
-import gzip
-from pathlib import Path
 
 import numpy as np
-import pytest
 import sentencepiece
 
 from tupe.corpus import steps as corpus
@@ -122,17 +118,6 @@ def test_the_sample_is_bounded():
     assert corpus.choose_sample(digests(200), np.full(200, 50), 1000).sum() == 20
 
 
-def test_the_most_frequent_words_of_all_shards_are_kept(tmp_path):
-    for name in ("out", "selected", "shard0", "shard1"):
-        (tmp_path / name).mkdir()
-    for i, shard in enumerate((tmp_path / "shard0", tmp_path / "shard1")):
-        with gzip.open(shard / "tokens.gz", "wt") as file:
-            file.write(f"the the the both both only{i} <url>\n\n" + "heldout " * 99 + "\n\n")
-        np.savez(tmp_path / "selected" / f"{shard.name}.npz", use=[corpus.TRAIN, corpus.VALID])
-    corpus.keep_words(tmp_path / "out", [tmp_path / "shard0", tmp_path / "shard1"], tmp_path / "selected", 0.4)
-    assert (tmp_path / "out" / "words.txt").read_text().split() == ["<url>", "both", "the"]
-
-
 def test_a_vocabulary_has_the_signs_that_an_encyclopedia_hardly_uses():
     model = vocabulary.train_sentencepiece(["the cat sat on the mat and the dog ran"] * 50, 40)
     pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -152,11 +137,3 @@ def test_a_sentence_of_any_length_trains_the_vocabulary():
     run = "\u4e2d\u6587" * 40_000  # without a blank
     model = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.train_sentencepiece([short[0], run], 24))
     assert model.unk_id() not in model.encode("\u4e2d\u6587")
-
-
-def test_an_array_that_does_not_fit_says_why(tmp_path):
-    with pytest.raises(OSError) as caught:
-        corpus._save(Path("/dev/full"), np.arange(10**5))
-    assert caught.value.errno == errno.ENOSPC  # np.save has none
-    corpus._save(tmp_path / "numbers.npy", np.arange(7))
-    assert np.array_equal(np.load(tmp_path / "numbers.npy"), np.arange(7))

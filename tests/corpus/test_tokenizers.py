@@ -138,9 +138,7 @@ def test_a_tokenizer_without_a_special_token_is_refused(tmp_path, special, missi
     [
         (("--tokenizer", "nowhere"), "--tokenizer nowhere: not found; valid: paper, a tokenizer.json"),
         (("--tokenizer", "a.txt"), "a.txt is (no|not a) tokenizer.json"),
-        (("--tokenizer", "theirs", "--keep-words", "0.5"), "--keep-words goes with --tokenizer paper"),
-        (("--tokenizer", "theirs", "--cased"), "--cased goes with --tokenizer paper alone"),
-        (("--language", "qq"), "unknown language 'qq'; valid: af, am, ar"),
+        (("--language", "qq"), "language 'qq': .*import language qq"),
         (("--language", "th"), "language 'th': The Thai tokenizer requires"),
     ],
 )
@@ -150,7 +148,7 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, choices, m
     theirs("bpe", tmp_path / "theirs")
     with pytest.raises(SystemExit, match=message) as refusal:
         run("a.txt", "--output", "data", *choices, *ONE)
-    assert len([line for line in str(refusal.value).splitlines() if "B/s" not in line and line.strip()]) == 1
+    assert len([line for line in str(refusal.value).splitlines() if "|" not in line and line.strip()]) == 1
     assert not list(tmp_path.glob("data/*.*"))
 
 

@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..common import options
-from ..common.options import Command, shorten
+from ..common.options import Command
 from ..common.prepared import check_name, tasks_in
 from ..normaliser import SENTENCES
 from ..run import processes
 from ..run.checksums import about, seal
-from ..run.folder import PARTIAL, naming, owned, write_atomically
+from ..run.folder import PARTIAL, naming, owned, remove_partial, write_atomically
 from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
@@ -52,25 +52,8 @@ class Choices:
     language: str = "en"
     cased: bool = False
     sentences: str = "rules"
-    spacy_model: str | None = None
     valid_fraction: float = 0.005
-    keep_words: float = 0.0
     shard_mb: float = 16.0
-
-    def __post_init__(self):
-        if self.keep_words and self.tokenizer != "paper":
-            raise ValueError("--keep-words goes with --tokenizer paper alone: other tokenisers know no words")
-        if self.cased and self.tokenizer != "paper":
-            raise ValueError("--cased goes with --tokenizer paper alone: other tokenisers decide about case themselves")
-
-    def text(self) -> dict:
-        """The options of the text's normaliser."""
-        options = {"spacy_model": self.spacy_model, "language": self.language, "sentences": self.sentences}
-        return {**options, "cased": self.cased} if self.tokenizer == "paper" else options
-
-    def given(self) -> str | None:
-        """The contents of the tokenizer.json that is given."""
-        return None if self.tokenizer == "paper" else read_tokenizer(self.tokenizer)
 
 
 # ------------------------------------------------------------------------------------------------------- running tasks
@@ -120,18 +103,17 @@ class Preparation:
     def __init__(self, work: Path, executor: Callable, received: Sequence[int]):
         self.work, self.executor, self.received = work, executor, received
 
-    def step(self, name: str, function: Callable, tasks: list) -> list[Path]:
+    def step(self, name: str, function: Callable, tasks: dict[str, tuple]) -> list[Path]:
         """Run the tasks of a step that are not finished yet; returns the folders of all, in order.
 
-        `tasks`: [(task name, bytes of raw text, arguments), ...]. The name of a folder has a hash of the arguments,
-        which include the folders of earlier steps: so results from other inputs or options are never taken for these.
-        Raises ValueError if a worker dies or the disk fails, and SystemExit after a signal; finished tasks are kept.
+        `tasks`: {task name: arguments}. The name of a folder has a hash of the arguments, which include the folders of
+        earlier steps: so results from other inputs or options are never taken for these. Raises ValueError if a worker
+        dies or the disk fails, and SystemExit after a signal; finished tasks are kept.
         """
         self.look()
-        targets = [self.work / name / f"{task}-{self._key(args)}" for task, _, args in tasks]
-        todo = [(target, *task[1:]) for target, task in zip(targets, tasks, strict=True) if not target.is_dir()]
-        total, left = (sum(size for _, size, _ in some) for some in (tasks, todo))
-        bar = tqdm(total=total, initial=total - left, desc=f"{name:10}", unit="B", unit_scale=True)
+        targets = {self.work / name / f"{task}-{self._key(args)}": args for task, args in tasks.items()}
+        todo = {target: args for target, args in targets.items() if not target.is_dir()}
+        bar = tqdm(total=len(tasks), initial=len(tasks) - len(todo), desc=f"{name:10}", unit="task")
         try:
             with bar, self.executor() if todo else contextlib.nullcontext() as pool:
                 self._run(pool, function, todo, bar)
@@ -146,19 +128,19 @@ class Preparation:
             raise ValueError(
                 f"step {name!r}: {full}: {error}; what is finished is kept: the same command continues"
             ) from error
-        return targets
+        return list(targets)
 
     def _run(self, pool, function, todo, bar):
-        sizes = {pool.submit(run_task, function, target, args): size for target, size, args in todo}
+        running = {pool.submit(run_task, function, target, args) for target, args in todo.items()}
         try:
-            while sizes:
-                done, _ = concurrent.futures.wait(sizes, LOOK, concurrent.futures.FIRST_COMPLETED)
+            while running:
+                done, running = concurrent.futures.wait(running, LOOK, concurrent.futures.FIRST_COMPLETED)
                 for future in done:
                     future.result()
-                    bar.update(sizes.pop(future))
+                    bar.update()
                 self.look()
         except BaseException:
-            for future in sizes:
+            for future in running:
                 future.cancel()  # running tasks finish, and their results are kept, unless a signal ends this process
             raise
 
@@ -202,8 +184,7 @@ def _claim(out, settings, overwrite):
         (out / name).unlink(missing_ok=True)
     for stale in (work / "merge", *work.glob("*/.*")):  # half-moved, half-written
         shutil.rmtree(stale, ignore_errors=True)
-    for stale in (*out.glob("manifest.json.*.partial"), *out.glob("report.md.*.partial")):
-        stale.unlink()
+    remove_partial(out)
     return False
 
 
@@ -226,16 +207,6 @@ def _groups(inputs, shard_bytes):
             group, size = [], 0
     if group:
         yield group
-
-
-def _too_few(left: int, copies: int, names: str, stats: Stats) -> ValueError:
-    """The error for fewer than two documents, with the reasons why others were dropped."""
-    reasons = [f"copies of other documents ({copies})"] if copies else []
-    for reason, number in sorted(stats.dropped.items()):
-        reasons.append(f"{reason} ({number}, the first: {shorten(stats.examples[reason])})")
-    need = "training and validation need one each (in .txt files, empty lines separate documents)"
-    why = f"; dropped: {'; '.join(reasons)}" if reasons else ""
-    return ValueError(f"{left or 'no'} document is left of {names}; {need}{why}")
 
 
 def prepare(
@@ -267,8 +238,9 @@ def prepare(
 
 
 def _prepare(inputs, out, choices, run, overwrite):
-    tokenizer, text = choices.given(), choices.text()
-    pipeline = PaperText if choices.tokenizer == "paper" else TokenizerText
+    tokenizer = None if choices.tokenizer == "paper" else read_tokenizer(choices.tokenizer)
+    pipeline = PaperText if tokenizer is None else TokenizerText
+    text = {name: getattr(choices, name) for name in TextEncoder.SETTINGS}
     normaliser = (pipeline.normaliser_of, *text.items())
     sources, skipped = find_inputs(inputs, out)
     # Before anything is written, for an unknown language is refused, and before the fork: all workers share the rules.
@@ -291,41 +263,32 @@ def _prepare(inputs, out, choices, run, overwrite):
     # Raw text in shards.
     shard_bytes = int(choices.shard_mb * 1e6)
     reading = Reading(choices.errors, choices.field, choices.unquoted)
-    groups = [
-        (f"{i:05}", sum(source.size for source in group), (group, reading, shard_bytes))
-        for i, group in enumerate(_groups(sources, shard_bytes))
-    ]
+    groups = {f"{i:06}": (group, reading, shard_bytes) for i, group in enumerate(_groups(sources, shard_bytes))}
     read_folders = run.step("read", corpus.read_shards, groups)
-    shards = []
-    for folder in read_folders:
-        for i, size in enumerate(json.loads((folder / "shards.json").read_text())):
-            shards.append((f"{folder.name[:5]}-{i:04}", size, folder / f"{i:04}.gz"))
-    total = sum(size for _, size, _ in shards)
+    shards = {
+        f"{group}-{shard.stem}": shard
+        for group, folder in zip(groups, read_folders, strict=True)
+        for shard in sorted(folder.glob("*.gz"))
+    }
 
     # Clean text as tokens, and what becomes of each document.
-    tasks = [(name, size, (path, normaliser)) for name, size, path in shards]
-    texts = run.step("text", corpus.text_shard, tasks)
-    selection = (texts, choices.valid_fraction)
+    texts = run.step("text", corpus.text_shard, {name: (path, normaliser) for name, path in shards.items()})
     try:
-        (selected,) = run.step("select", corpus.select, [("all", total, selection)])
+        (selected,) = run.step("select", corpus.select, {"all": (texts, choices.valid_fraction)})
     except corpus.TooFew as error:
-        raise _too_few(*error.args, ", ".join(map(str, inputs)), Stats.load([*read_folders, *texts])) from None
+        stats = Stats.load([*read_folders, *texts])
+        dropped = [f"{reason} ({n}, the first: {stats.examples[reason]:.60})" for reason, n in stats.dropped.items()]
+        raise ValueError(f"{error}; dropped: {'; '.join(dropped) or 'nothing'}") from None
 
     # The vocabulary.
-    words = None
-    if choices.keep_words:
-        (kept,) = run.step("words", corpus.keep_words, [("all", total, (texts, selected, choices.keep_words))])
-        words = kept / "words.txt"
-    sample = (texts, selected, words, choices.vocab_size, tokenizer)
-    (vocabulary,) = run.step("vocabulary", corpus.vocabulary, [("all", total, sample)])
+    sample = (texts, selected, choices.vocab_size, tokenizer)
+    (vocabulary,) = run.step("vocabulary", corpus.vocabulary, {"all": sample})
     (model,) = vocabulary.iterdir()
 
     # The ids.
-    tasks = [
-        (name, size, (folder, selected, model, words)) for (name, size, _), folder in zip(shards, texts, strict=True)
-    ]
+    tasks = {name: (folder, selected, model) for name, folder in zip(shards, texts, strict=True)}
     encoded = run.step("encode", corpus.encode_shard, tasks)
-    (merged,) = run.step("merge", corpus.merge, [("all", total, (encoded, model, words))])
+    (merged,) = run.step("merge", corpus.merge, {"all": (encoded, model)})
 
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
     for file in sorted(merged.iterdir()):
@@ -336,7 +299,6 @@ def _prepare(inputs, out, choices, run, overwrite):
         "vocab_size": (out / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
         "pipeline": pipeline.name,
         **text,
-        "raw bytes": total,
         **stats.data(),
     }
     write_report(out, manifest)
@@ -365,17 +327,12 @@ def _option(name: str, help: str, **more) -> Callable:
     Choices.vocab_size, "Types of the vocabulary, with the five special ones. A tokenizer.json has its own."
 )
 @_option("--language", "The language of the rules of spaCy and Moses, for example de.", metavar="CODE")
-@_option("--cased", "Keep capital letters.", is_flag=True)
+@_option("--cased", "Keep capital letters. A tokenizer.json decides about case itself.", is_flag=True)
 @_option(
     "--sentences", "How text is cut: by spaCy's rules, one sentence a line (no filter), or not at all.",
     type=click.Choice(SENTENCES),
 )  # fmt: skip
 @_option("--valid-fraction", "The share of the text that is held out as split valid.", type=click.FloatRange(0, 0.5))
-@_option(
-    "--keep-words", "Share of word types to keep; others become <unk> (default: all; released TUPE: 0.21).",
-    metavar="SHARE", type=click.FloatRange(0, 1),
-)  # fmt: skip
-@_option("--spacy-model", "An installed model of spaCy that finds sentences (default: its rules).")
 @_option(
     "--errors", "Stop at bad bytes and damaged files, or count them and go on.",
     type=click.Choice(["strict", "replace"]),
@@ -393,10 +350,10 @@ def command(inputs, output, jobs, **choices):
     \b
     tupe prepare corpus wiki.xml.bz2 books/ --output data
 
-    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .json, .csv and .tsv (a document per
-    object or row, see --field), wikiextractor's wiki_00, MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or
-    .zst; .parquet; a folder (its .txt files are books: one document each); a glob in quotes. What was read, dropped
-    and held out is printed, and in OUTPUT/report.md.
+    INPUT: .txt (one paragraph per line, an empty line between documents), .jsonl, .csv and .tsv (a document per object
+    or row, see --field), MediaWiki dumps and TEI (.xml), each also as .gz, .bz2, .xz or .zst; .parquet; a folder (its
+    .txt files are books: one document each); a glob in quotes. What was read, dropped and held out is printed, and in
+    OUTPUT/report.md.
 
     After a kill or a failure the same command continues where it stopped. The result is the same, whatever --jobs is.
     """

@@ -6,7 +6,6 @@ Nothing is cleaned here."""
 
 import functools
 import glob
-import html
 import itertools
 import os
 import re
@@ -14,16 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..common.options import shorten, shorten_list
+from ..common.options import shorten
 from ..normaliser import is_blank
 from ..run.folder import files_below
 from . import records
-from .records import DAMAGE, MAX_DOCUMENT, RECORDS, Bad, File, Reading, imported, open_binary
+from .records import DAMAGE, MAX_DOCUMENT, RECORDS, Bad, File, Reading, imported, open_binary, records_of
 from .stats import Stats
 
 KINDS = (
-    ".txt, .jsonl, .json, .csv, .tsv, .xml (MediaWiki or TEI), wiki_00 (wikiextractor), each also with .gz, .bz2, .xz "
-    "or .zst; .parquet; a folder; a glob"
+    ".txt, .jsonl, .csv, .tsv, .xml (MediaWiki or TEI), each also with .gz, .bz2, .xz or .zst; .parquet; a folder; "
+    "a glob"
 )
 
 
@@ -50,8 +49,6 @@ def kind_of(name: str, in_folder: bool) -> str | None:
     name = records.uncompressed(name)
     if name.endswith(".txt"):
         return "book" if in_folder else "lines"
-    if re.fullmatch(r"wiki_\d+", name):
-        return "wikiextractor"
     if kind := records.kind_of(name):
         return kind
     # dumps come in several files: ...articles1.xml-p1p41242.bz2
@@ -124,51 +121,14 @@ def read_book(file: File) -> Iterator[Document]:
         yield document._replace(text=text)
 
 
-def read_records(kind: str, file: File, field: str | None = None) -> Iterator[Document]:
+def read_records(kind: str, file: File) -> Iterator[Document]:
     """The documents of a file with fields, one of which has their text. kind: of RECORDS."""
-    field = field or file.reading.field
-    for place, record in RECORDS[kind](file, {field: "--field"}, ()):
-        text = record.get(field) if isinstance(record, dict) else None
-        if isinstance(text, str):
-            yield from _document(file, place, [text])
+    field = file.reading.field
+    for place, record in records_of(file, kind, {field: "--field"}):
+        if isinstance(record[field], str):
+            yield from _document(file, place, [record[field]])
         else:
-            is_object = isinstance(record, dict)
-            found = f"fields: {shorten_list(map(str, record))}: choose with --field" if is_object else shorten(record)
-            file.refuse(place, f"no text in {field!r}", found)
-
-
-def read_wikiextractor(file: File) -> Iterator[Document]:
-    """The output of wikiextractor: `<doc id=... url=... title=...>`, the title, the text, `</doc>`; with --json an
-    object per line."""
-    is_json = file.stream.peek(1)[:1] == b"{"
-    for document in read_records("jsonl", file, "text") if is_json else _wikiextractor(file):
-        yield document._replace(text=html.unescape(document.text))  # which it escapes
-
-
-DOC = re.compile(r"<doc\b(.*)>\s*$")
-ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
-
-
-def _wikiextractor(file):
-    lines = file.lines()
-    for number, line in lines:
-        if opening := DOC.match(line):
-            title = html.unescape(dict(ATTRIBUTE.findall(opening[1])).get("title", ""))
-            yield from _document(file, f"{file.path}: {title or number}", _body(lines, title, number))
-        elif line.strip():
-            file.refuse(f"{file.path}, line {number}", "text outside of <doc ...> ... </doc>", shorten(line))
-
-
-def _body(lines, title, start):
-    """The lines up to </doc>, without the title, which is the first."""
-    for i, (_, line) in enumerate(lines):
-        if line.strip() == "</doc>":
-            return
-        if DOC.match(line):
-            break
-        if i or html.unescape(line).strip() != title:
-            yield line
-    raise EOFError(f"the document that starts in line {start} has no end")
+            file.refuse(place, f"{field!r} is not text", shorten(record[field]))
 
 
 def read_xml(file: File) -> Iterator[Document]:
@@ -249,7 +209,6 @@ XML = {"mediawiki": _mediawiki, "TEI": _tei, "teiCorpus": _tei}
 READERS = {
     "lines": read_paragraph_lines,
     "book": read_book,
-    "wikiextractor": read_wikiextractor,
     "xml": read_xml,
     **{kind: functools.partial(read_records, kind) for kind in RECORDS},
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
-from ..common.options import shorten_list
+from ..common.options import shorten, shorten_list
 from .stats import Stats
 
 MAX_DOCUMENT = 20_000_000  # characters; a longer one is a broken export
@@ -77,20 +77,17 @@ class File:
     def lines(self) -> Iterator[tuple[int, str]]:
         """(line number, text without the line end) ..."""
         for number, line in enumerate(self.stream, 1):
-            yield number, self.decode(line, number).rstrip("\r\n")
-
-    def decode(self, data: bytes, number: int = 1) -> str:
-        """The text of bytes that begin in line `number`."""
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            line = number + data.count(b"\n", 0, error.start)
-            what = f"{self.path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8"
-            if self.reading.errors == "strict":
-                raise Bad(f"{what}: convert the file") from error
-            self.stats.drop("line", "bytes replaced by U+FFFD", what)
-            text = data.decode("utf-8", "replace")
-        return text.removeprefix("\ufeff") if number == 1 else text  # a byte-order mark, as Windows writes it
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                what = f"{self.path}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8"
+                if self.reading.errors == "strict":
+                    raise Bad(f"{what}: convert the file") from error
+                self.stats.drop("line", "bytes replaced by U+FFFD", what)
+                text = line.decode("utf-8", "replace")
+            if number == 1:
+                text = text.removeprefix("\ufeff")  # a byte-order mark, as Windows writes it
+            yield number, text.rstrip("\r\n")
 
     def refuse(self, place: str, why: str, found: str = "") -> None:
         """Raise `Bad` for something that is not a record, or count it."""
@@ -107,14 +104,7 @@ class File:
 
 
 def _json(file, fields, further):
-    """An object per line, or an array of objects, which is read as a whole."""
-    if file.stream.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
-        try:
-            rows = json.loads(file.decode(file.stream.read()))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise EOFError(str(error)) from None
-        yield from ((f"{file.path}, object {n}", row) for n, row in enumerate(rows, 1))
-        return
+    """An object per line."""
     for number, line in file.lines():
         if line.strip():
             try:
@@ -201,29 +191,34 @@ def kind_of(name: str) -> str | None:
     return kind if kind in RECORDS else None
 
 
+def records_of(file: File, kind: str, fields: dict, further: Sequence[str] = ()) -> Iterator[tuple[str, dict]]:
+    """(place, {field: value}) of each record of an open file: all of `fields` ({name: the option that chooses it}), and
+    those of `further` that are there. kind: of RECORDS."""
+    for place, record in RECORDS[kind](file, fields, further):
+        if not isinstance(record, dict):
+            file.refuse(place, "not a JSON object", shorten(record))
+            continue
+        missing = next((field for field in fields if record.get(field) is None), None)
+        if missing is None:
+            yield place, record
+        else:
+            found = shorten_list(str(name) for name, value in record.items() if value is not None)
+            option = fields[missing] and f": choose with {fields[missing]}"
+            file.refuse(place, f"no {missing!r}", f"the fields there: {found or 'none'}{option}")
+
+
 def read_fields(
     path: str | Path, fields: dict, further: Sequence[str] = (), reading: Reading | None = None,
     stats: Stats | None = None,
 ) -> Iterator[tuple[str, dict]]:  # fmt: skip
-    """(place, {field: value}) of each record of a file with fields: all of `fields` ({name: the option that chooses
-    it}), and those of `further` that are there. Raises ValueError with the place for what is not such a record, and for
-    damage."""
+    """`records_of` of a file. Raises ValueError with the place for what is not such a record, and for damage."""
     path = str(path)
     kind = kind_of(Path(path).name)
     if kind is None:
-        raise ValueError(f"{path}: not a file with fields; valid: .csv, .tsv, .jsonl, .json, .parquet")
+        raise ValueError(f"{path}: not a file with fields; valid: .csv, .tsv, .jsonl, .parquet")
     try:
         with open_binary(path) as stream:
-            file = File(path, stream, reading or Reading(), stats or Stats())
-            for place, record in RECORDS[kind](file, fields, further):
-                if not isinstance(record, dict):
-                    raise ValueError(f"{place}: not a JSON object")
-                missing = [field for field in fields if record.get(field) is None]
-                if missing:
-                    found = shorten_list(str(name) for name, value in record.items() if value is not None)
-                    file.refuse(place, f"no {missing[0]!r}", f"the fields there: {found or 'none'}")
-                else:
-                    yield place, record
+            yield from records_of(File(path, stream, reading or Reading(), stats or Stats()), kind, fields, further)
     except DAMAGE as error:
         raise ValueError(f"{path}: cannot be read: {error!r}") from error
 

@@ -64,28 +64,16 @@ class Stats:
 # ---------------------------------------------------------------------------------------------------------- the report
 
 
-def _ratio(part, whole, form):
-    return form.format(part / whole) if whole else ""
-
-
 def write_report(out: str | Path, manifest: dict) -> None:
     """Write report.md of a data directory: what was read, what was dropped and why, for a person to read."""
-    counts = collections.Counter(manifest["counts"])
-    kept = [
-        ["documents read", f"{counts['documents read']:,}"],
-        ["documents kept", f"{counts['documents kept']:,}"],
-        ["sentences", f"{counts['sentences']:,}"],
-        ["words and punctuation marks", f"{counts['tokens']:,}"],
-        ["words per sentence", _ratio(counts["tokens"], counts["sentences"], "{:.1f}")],
-        ["types of the vocabulary", f"{manifest['vocab_size']:,}"],
-        ["pieces per word", _ratio(counts["pieces"], counts["tokens"], "{:.3f}")],
-        ["pieces that are `<unk>`", _ratio(counts["pieces that are <unk>"], counts["pieces"], "{:.2%}")],
-    ]
+    counts = manifest["counts"]
+    kept = [[name, f"{number:,}"] for name, number in counts.items() if ":" not in name]
+    kept.append(["types of the vocabulary", f"{manifest['vocab_size']:,}"])
     splits = []
     for source, numbers in [*sorted(manifest["sources"].items()), ("all", counts)]:
         train, valid = numbers.get("train: ids", 0), numbers.get("valid: ids", 0)
         documents = f"{numbers.get('train: documents', 0):,} / {numbers.get('valid: documents', 0):,}"
-        splits.append([source, documents, f"{train:,} / {valid:,}", _ratio(valid, train + valid, "{:.2%}")])
+        splits.append([source, documents, f"{train:,} / {valid:,}", f"{valid / (train + valid):.2%}"])
     dropped = [
         [reason, f"{number:,}", shorten(manifest["examples"][reason])]
         for reason, number in sorted(manifest["dropped"].items(), key=lambda item: -item[1])
@@ -93,7 +81,7 @@ def write_report(out: str | Path, manifest: dict) -> None:
     lines = [
         "# Corpus report",
         "",
-        f"{len(manifest['settings']['inputs'])} input files, {manifest['raw bytes'] / 1e6:.1f} MB of raw text.",
+        f"{len(manifest['settings']['inputs'])} input files.",
         "",
         TextTable.plain(["the corpus", ""], kept).markdown(),
         "## Training and validation, by source",

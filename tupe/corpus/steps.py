@@ -4,7 +4,6 @@
     read      inputs           -> shards of raw documents                               (one task per group of files)
     text      a shard          -> clean paragraphs, sentences, tokens, hashes           (one task per shard)
     select    all hashes       -> which documents are copies, which are held out, which train SentencePiece
-    words     all shards       -> the most frequent words                               (only with --keep-words)
     vocabulary  the sample     -> the SentencePiece model, or another tokeniser
     encode    a shard          -> ids of its pieces                                     (one task per shard)
     merge     all shards       -> dict.txt, train and valid in mmap format, the report, manifest.json
@@ -16,11 +15,10 @@ read, tupe/normaliser.py normalises, engine.py runs the tasks. This file has the
 keep statistics.
 """
 
-import collections
 import functools
 import gzip
 import hashlib
-import io
+import itertools
 import json
 import re
 import unicodedata
@@ -31,8 +29,8 @@ from pathlib import Path
 import numpy as np
 
 from ..data.splits import write_index
-from ..normaliser import UNK, WHOLE, Normaliser, Raw
-from ..text import TokenizerText, load_sentencepiece, load_tokenizer
+from ..normaliser import UNK, Normaliser, Raw
+from ..text import load_sentencepiece, load_tokenizer, ordinary
 from .readers import Document, Input, paragraphs, read
 from .records import Reading
 from .stats import EXAMPLE, Stats
@@ -50,27 +48,25 @@ SPLITS = {TRAIN: "train", VALID: "valid"}
 DOCUMENT = [("order", "V16"), ("shared", "V16"), ("tokens", np.int64), ("chars", np.int64)]
 
 
-class TooFew(Exception):
-    """Training and validation need a document each. Its arguments: how many are left, and how many were copies."""
+class TooFew(ValueError):
+    """Training and validation need a document each."""
 
 
 # --------------------------------------------------------------------------------------------------------------- read
 
 
 def read_shards(folder: Path, inputs: list[Input], reading: Reading, shard_bytes: int) -> None:
-    """Task: write the documents of `inputs` to 0000.gz, 0001.gz ... of about `shard_bytes` of text each, and their
-    sizes to shards.json."""
-    stats, sizes = Stats(), []
+    """Task: write the documents of `inputs` to 000000.gz, 000001.gz ... of about `shard_bytes` of text each."""
+    stats, number = Stats(), itertools.count()
     documents = (document for source in inputs for document in read(source, reading, stats))
     lines = (json.dumps(document, allow_nan=False).encode() for document in documents)
     for line in lines:
-        sizes.append(0)
-        with gzip.open(folder / f"{len(sizes) - 1:04}.gz", "wb", compresslevel=1) as shard:
+        size = 0
+        with gzip.open(folder / f"{next(number):06}.gz", "wb", compresslevel=1) as shard:
             while line:
                 shard.write(line + b"\n")
-                sizes[-1] += len(line)
-                line = next(lines, b"") if sizes[-1] < shard_bytes else b""
-    (folder / "shards.json").write_text(json.dumps(sizes, allow_nan=False))
+                size += len(line)
+                line = next(lines, b"") if size < shard_bytes else b""
     stats.save(folder)
 
 
@@ -168,7 +164,7 @@ def normaliser_of(kind: type, *settings: tuple) -> Normaliser | Raw:
 
 
 def text_shard(folder: Path, path: Path, normaliser: tuple) -> None:
-    """Task: write tokens.gz (a sentence per line, an empty line after each document), docs.npy (see DOCUMENT)
+    """Task: write tokens.gz (a sentence per line, an empty line after each document), docs.npz (see DOCUMENT)
     and sources.json for a shard of `read_shards`. normaliser: the arguments of `normaliser_of`."""
     normaliser, stats, docs, sources = normaliser_of(*normaliser), Stats(), [], []
     with gzip.open(path) as file, gzip.open(folder / "tokens.gz", "wb", compresslevel=1) as out:
@@ -182,16 +178,9 @@ def text_shard(folder: Path, path: Path, normaliser: tuple) -> None:
             out.write(text.encode() + b"\n")
             docs.append((*hashes, sum(map(len, sentences)), len(text)))
             sources.append(document.source)
-    _save(folder / "docs.npy", np.array(docs, dtype=DOCUMENT))
+    np.savez(folder / "docs.npz", docs=np.array(docs, dtype=DOCUMENT))
     (folder / "sources.json").write_text(json.dumps(sources, allow_nan=False))
     stats.save(folder)
-
-
-def _save(path, array):
-    """np.save by way of memory: where the disk is full, its own error does not say so."""
-    content = io.BytesIO()
-    np.save(content, array)
-    path.write_bytes(content.getbuffer())
 
 
 def _read_sources(shard):
@@ -261,7 +250,7 @@ def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
 
     Raises TooFew if fewer than two documents are left.
     """
-    tables = [np.load(shard / "docs.npy") for shard in shards]
+    tables = [np.load(shard / "docs.npz")["docs"] for shard in shards]
     docs = np.concatenate([np.zeros(0, DOCUMENT), *tables])
     order, shared = (np.array([d.tobytes() for d in docs[name]], dtype=object) for name in ("order", "shared"))
     use = np.full(len(docs), COPY, dtype=np.uint8)
@@ -269,7 +258,10 @@ def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
         use[np.unique(shared, return_index=True)[1]] = TRAIN
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
-        raise TooFew(len(kept), len(use) - len(kept))
+        raise TooFew(
+            f"{len(kept) or 'no'} document is left, beside {len(use) - len(kept)} copies: training and validation need "
+            "one each (in .txt files, empty lines separate documents)"
+        )
     number = {}  # of each source
     sources = np.array([number.setdefault(name, len(number)) for shard in shards for name in _read_sources(shard)])
     use[kept[choose_valid(order[kept], docs["tokens"][kept], sources[kept], valid_fraction)]] = VALID
@@ -283,41 +275,14 @@ def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
         start = rows.stop
 
 
-# -------------------------------------------------------------------------------------------------- words (rare words)
-
-
-def keep_words(folder: Path, shards: list[Path], selected: Path, fraction: float) -> None:
-    """Task: write words.txt, the most frequent `fraction` of the word types of the training documents (ties: in the
-    order of the alphabet). All types are in memory."""
-    counts = collections.Counter()
-    for shard in shards:
-        use = np.load(selected / f"{shard.name}.npz")["use"]
-        for kind, document in zip(use, read_tokens(shard / "tokens.gz"), strict=True):
-            if kind == TRAIN:
-                for sentence in document:
-                    counts.update(sentence)
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    kept = {*ranked[: round(fraction * len(ranked))], *(word for word in WHOLE if word in counts)}
-    with open(folder / "words.txt", "w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{word}\n" for word in sorted(kept))
-
-
-def _load_words(path):
-    return frozenset(Path(path).read_text(encoding="utf-8").split("\n")) if path else None
-
-
 # --------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def vocabulary(
-    folder: Path, shards: list[Path], selected: Path, words_path: Path | None, vocab_size: int,
-    tokenizer: str | None,
-) -> None:  # fmt: skip
+def vocabulary(folder: Path, shards: list[Path], selected: Path, vocab_size: int, tokenizer: str | None) -> None:
     """Task: train sentencepiece.bpe.model on the sample, or write the given tokenizer.json."""
     if tokenizer is not None:
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         return
-    words = _load_words(words_path)
 
     def sample():
         for shard in shards:
@@ -325,8 +290,7 @@ def vocabulary(
             if chosen.any():
                 for is_chosen, document in zip(chosen, read_tokens(shard / "tokens.gz"), strict=True):
                     for sentence in document if is_chosen else ():
-                        kept = [t for t in sentence if t != UNK and (words is None or t in words)]
-                        if kept:
+                        if kept := [token for token in sentence if token != UNK]:
                             yield " ".join(kept)
 
     (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece(sample(), vocab_size))
@@ -336,29 +300,26 @@ def vocabulary(
 
 
 @functools.lru_cache(1)
-def _encoder(model_path, words_path):
+def _encoder(model_path):
     """(sentence, as tokens -> ids of the SentencePiece model or tokenizer.json, number of ids, id of <unk>). One per
     process."""
     if model_path.suffix == ".json":
         tokenizer = load_tokenizer(model_path.read_text(encoding="utf-8"), model_path)
-        text = TokenizerText.ordinary(tokenizer)
+        text = ordinary(tokenizer)
         return lambda tokens: text(" ".join(tokens)).ids, tokenizer.get_vocab_size(), 3
     model = load_sentencepiece(model_path)
-    words = _load_words(words_path)
 
     @functools.lru_cache(2**17)
     def encode(token):
-        if token == UNK or (words is not None and token not in words):
-            return (model.unk_id(),)
-        return tuple(model.encode(token))
+        return (model.unk_id(),) if token == UNK else tuple(model.encode(token))
 
     return lambda tokens: [i for token in tokens for i in encode(token)], len(model), model.unk_id()
 
 
-def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, words_path: Path | None) -> None:
-    """Task: write the ids of train and valid (</s> is one more id), the length of each line, and the
-    counts of the training ids."""
-    encode, eos, unk = _encoder(model_path, words_path)
+def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path) -> None:
+    """Task: write ids.npz: the ids of train and valid (</s> is one more id), the length of each line, and the counts of
+    the training ids."""
+    encode, eos, unk = _encoder(model_path)
     stats = Stats()
     ids, sizes = ({kind: array("i") for kind in SPLITS} for _ in range(2))
     use, sources = np.load(selected / f"{shard.name}.npz")["use"].tolist(), _read_sources(shard)
@@ -375,30 +336,29 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path, wo
         stats.count("sentences", len(lines))
         stats.count("tokens", sum(map(len, document)))
         stats.keep(source, SPLITS[kind], sum(map(len, lines)) + len(lines) + 1)
+    arrays = {"counts": np.bincount(np.array(ids[TRAIN], dtype=np.int32), minlength=eos + 1)}
     for kind, name in SPLITS.items():
-        array_of_ids = np.array(ids[kind], dtype=np.int32)
-        stats.count("pieces", len(array_of_ids) - len(sizes[kind]))
-        stats.count("pieces that are <unk>", int((array_of_ids == unk).sum()))
-        _save(folder / f"{name}-ids.npy", array_of_ids)
-        _save(folder / f"{name}-sizes.npy", np.array(sizes[kind], dtype=np.int32))
-    _save(folder / "counts.npy", np.bincount(np.array(ids[TRAIN], dtype=np.int32), minlength=eos + 1))
+        arrays[name] = np.array(ids[kind], dtype=np.int32)
+        arrays[f"{name} sizes"] = np.array(sizes[kind], dtype=np.int32)
+        stats.count("pieces", len(ids[kind]) - len(sizes[kind]))
+        stats.count("pieces that are `<unk>`", int((arrays[name] == unk).sum()))
+    np.savez(folder / "ids.npz", **arrays)
     stats.save(folder)
 
 
 # -------------------------------------------------------------------------------------------------------------- merge
 
 
-def merge(folder: Path, shards: list[Path], model_path: Path, words_path: Path | None) -> None:
+def merge(folder: Path, shards: list[Path], model_path: Path) -> None:
     """Task: write the files of the data directory, except the report and the manifest: ids in fairseq's mmap format, as
     fairseq-preprocess does. Each sentence ends with </s>, and an empty line (only </s>) ends a document. All ids are
     never in memory together."""
-    counts = sum(np.load(shard / "counts.npy") for shard in shards)
+    counts = sum(np.load(shard / "ids.npz")["counts"] for shard in shards)
     table = write_dictionary(model_path, counts, folder / "dict.txt")  # id of a shard -> id of the dictionary
     for split in SPLITS.values():
         with open(folder / f"{split}.bin", "wb") as file:
             for shard in shards:
-                file.write(table[np.load(shard / f"{split}-ids.npy")])
-        write_index(folder / split, [np.load(shard / f"{split}-sizes.npy") for shard in shards], table.dtype.type)
+                file.write(table[np.load(shard / "ids.npz")[split]])
+        sizes = [np.load(shard / "ids.npz")[f"{split} sizes"] for shard in shards]
+        write_index(folder / split, sizes, table.dtype.type)
     (folder / model_path.name).write_bytes(model_path.read_bytes())
-    if words_path:
-        (folder / "words.txt").write_bytes(Path(words_path).read_bytes())

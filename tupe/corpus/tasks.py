@@ -17,7 +17,6 @@ from ..common.options import shorten, shorten_list, task_key
 from ..common.prepared import check_name, check_replaced, encoding, tasks_in, worker
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
-from ..normaliser import is_blank
 from ..run.checksums import seal_all
 from ..run.folder import naming, write_atomically
 from ..run.record import command_line
@@ -25,7 +24,7 @@ from .records import Reading, number_of, read_fields, text_of
 from .stats import Stats
 
 NO_LABEL = (None, "-")  # in GLUE's files: the annotators disagreed
-MOST = 20  # different numbers that count as classes
+MOST = 20  # different values that count as classes in a table of few rows
 HELD_OUT = 0.1  # of each class
 
 
@@ -113,21 +112,22 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
         write_atomically(folder / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels))
     manifest = {"task": name, **({"layout": task.plain()} if task.own else {}), "splits": {}}
     for split, rows, dropped in splits:
-        blank = sum(is_blank(text) for texts, _ in rows for text in texts)
-        counts = {"rows": len(rows), "dropped": dropped, "blank": blank, "tokens": 0, "unknown": 0, "longest": 0}
         items = list(map_rows(_encode, [texts for texts, _ in rows]))
         for i, sentences in enumerate(zip(*items, strict=True)):
             write_split(folder / f"input{i}" / split, sentences, len(worker.encoder))
         ids = [list(itertools.chain(*sentences)) for sentences in items]
-        counts["tokens"] = sum(map(len, ids))
-        counts["unknown"] = sum(some.count(worker.encoder.ids["<unk>"]) for some in ids)
-        counts["longest"] = max(len(some) + len(task.text) for some in ids)
+        manifest["splits"][split] = {
+            "rows": len(rows),
+            "dropped": dropped,
+            "tokens": sum(map(len, ids)),
+            "unknown": sum(some.count(worker.encoder.ids["<unk>"]) for some in ids),
+            "longest": max(len(some) + len(task.text) for some in ids),
+        }
         if rows[0][1] is not None and task.labels:
             labels = [[FIRST_LABEL + task.labels.index(label), worker.encoder.ids["</s>"]] for _, label in rows]
             write_split(folder / "label" / split, labels, FIRST_LABEL + len(task.labels))
         elif rows[0][1] is not None:
             write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
-        manifest["splits"][split] = counts
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     seal_all(folder, command_line(), [vocabulary / "dict.txt"])
     return manifest
@@ -136,13 +136,10 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
 def describe(task: str, manifest: dict) -> None:
     """Print what was prepared, a line for each split."""
     for split, counts in manifest["splits"].items():
-        notes = [f"{count} dropped ({reason})" for reason, count in counts["dropped"].items()]
-        if counts["blank"]:
-            notes.append(f"{counts['blank']} blank sentences")
         click.echo(
             f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
             f"{counts['unknown'] / max(counts['tokens'], 1):.2%} unknown, longest {counts['longest']}"
-            + "".join(f"; {note}" for note in notes)
+            + "".join(f"; {count} dropped ({reason})" for reason, count in counts["dropped"].items())
         )
 
 
@@ -215,32 +212,24 @@ def glue_command(glue, data, output, tasks, jobs, overwrite):
 # ------------------------------------------------------------------------------------------------- labels of one's own
 
 
-def classes_of(rows: list[tuple], label: str, given: Sequence[str] | None) -> tuple[str, ...]:
-    """The classes in the order of their ids: the given one, that of numbers, or of the alphabet. Raises ValueError for
-    a column that has no classes: measured numbers, names, or the same everywhere."""
+def classes_of(rows: list[tuple], label: str) -> tuple[str, ...]:
+    """The classes in the order of their ids: that of numbers, or of the alphabet. Raises ValueError for a column that
+    has no classes: the same everywhere, or something else in most rows."""
     values = {found for _, _, found in rows}
-    if given and len({*given}) < len(given):
-        raise ValueError(f"--labels {','.join(given)}: a label twice")
     if len(values) == 1:
         raise ValueError(f"{label!r} is {shorten(values.pop())} in all {len(rows)} rows: nothing to learn")
-    if given:
-        return tuple(given)
+    if len(values) > max(MOST, len(rows) / 2):
+        raise ValueError(f"{label!r} has {len(values)} different values in {len(rows)} rows, such as {min(values)}")
     numbers = {value: number_of(value) for value in values}
-    all_numbers = None not in numbers.values()
-    if len(values) > (MOST if all_numbers else max(MOST, len(rows) / 2)):
-        found = f"{len(values)} different values in {len(rows)} rows, such as {min(values)}"
-        raise ValueError(f"{label!r} has {found}: if they are classes, name them all with --labels")
-    return tuple(sorted(values, key=lambda value: (numbers[value], value) if all_numbers else value))
+    return tuple(sorted(values, key=lambda value: (numbers[value], value) if None not in numbers.values() else value))
 
 
 def hold_out(rows: list[tuple]) -> tuple[list[tuple], list[tuple]]:
     """(rows for training, rows held out), each in the order of the file: HELD_OUT of each class, rounded, at least one
     where it has two. The choice is always the same."""
-    rng, classes = np.random.default_rng(1), {}
-    for i, (_, _, found) in enumerate(rows):
-        classes.setdefault(found, []).append(i)
-    held = set()
-    for _, indices in sorted(classes.items()):
+    rng, held = np.random.default_rng(1), set()
+    for label in sorted({found for _, _, found in rows}):
+        indices = [i for i, row in enumerate(rows) if row[2] == label]
         count = min(max(round(HELD_OUT * len(indices)), 1), len(indices) - 1)
         held.update(rng.permutation(indices)[:count].tolist())
     return [row for i, row in enumerate(rows) if i not in held], [rows[i] for i in sorted(held)]
@@ -250,7 +239,7 @@ def check_task_name(name: str, output: Path) -> None:
     """Raise ValueError for a name that no task can have, or that would be taken for another's."""
     if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
         raise ValueError(f"a task cannot be called {name!r}: give letters, digits, - and _ with --name")
-    others = [other for other in tasks_in(output) if other != name] if output.is_dir() else []
+    others = [other for other in tasks_in(output) if other != name]
     official = [other for other, task in TASKS.items() if not task.own]
     for other in (*official, *others):
         if task_key(other) == task_key(name):
@@ -267,27 +256,34 @@ def read_own(path: Path, text: Sequence[str], label: str, reading: Reading, test
     return rows
 
 
-def prepare_own(
-    file: Path, vocabulary: Path, output: Path, name: str, text: Sequence[str], label: str, valid: Path | None = None,
-    test: Path | None = None, order: Sequence[str] | None = None, workers: int | None = None, overwrite: bool = False,
-    unquoted: bool = False,
-) -> dict:  # fmt: skip
-    """Write the folder `output`/`name`; returns its manifest. vocabulary: folder of the pre-training data. valid: file
-    of the held-out rows; else they are a share of `file`. order: of the classes. Prints what the labels are.
+@click.command(cls=options.Command)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--text", type=options.ListOf(), required=True, help="The column (key) of the text, or two: a,b.")
+@click.option("--label", required=True, help="The column of the labels.")
+@options.data("The folder of the pre-training data, whose dictionary and pieces are used.")
+@options.output("The folder to write. Each task has a folder in it.")
+@click.option("--name", help="The name of the task (default: the file's).")
+@click.option("--valid", type=click.Path(path_type=Path), help="A file of held-out rows (default: a tenth of FILE).")
+@click.option("--test", type=click.Path(path_type=Path), help="A file to predict, with labels or without.")
+@click.option("--unquoted", is_flag=True, help="In .csv and .tsv a quotation mark is text.")
+@options.jobs("Processes that encode text (default: one per core).")
+@click.option("--overwrite", is_flag=True, help="Replace a task that was prepared before.")
+def labels_command(file, text, label, data, output, name, valid, test, unquoted, jobs, overwrite):
+    """Turn a table with classes of your own into a task for fine-tuning, beside those of GLUE.
 
-    Raises ValueError, before anything is written, for whatever is wrong in one of the files.
+    FILE: .csv, .tsv (with a header line), .jsonl or .parquet. Each row has one or two texts and a class.
+    `tupe finetune --task NAME`, `tupe sweep`, `tupe report` and `tupe predict` take the task as any other.
     """
     check_name(output)
-    vocabulary, reading = folders_of(vocabulary)[0], Reading(unquoted=unquoted)
+    name, vocabulary, reading = name or file.name.partition(".")[0], folders_of(data)[0], Reading(unquoted=unquoted)
     check_task_name(name, output)
     if not 1 <= len(text) <= 2 or len({*text, label}) < len(text) + 1:
         raise ValueError(f"--text {','.join(text)}, --label {label}: give one or two columns of text and another one")
     check_replaced(output, name, overwrite)
     rows = read_own(file, text, label, reading)
-    labels = classes_of(rows, label, order)
+    labels = classes_of(rows, label)
     metrics = ("accuracy", "f1" if len(labels) == 2 else "macro_f1")
     task = Glue(tuple(text), label, labels, metrics, own=True)
-    values_of(rows, task)
     if valid:
         tables = {"train": rows, "valid": read_own(valid, text, label, reading)}
     elif len(rows) < 2 * len(labels):
@@ -300,31 +296,5 @@ def prepare_own(
     counts = Counter(found for _, _, found in tables["train"])
     shown = [f"{each} ({counts[each] / counts.total():.1%} of training)" for each in labels]
     click.echo(f"{name}: {len(labels)} classes, in this order: {shorten_list(shown)}")
-    known = {texts for texts, _ in splits[0][1]}
-    if again := sum(texts in known for texts, _ in splits[1][1]):
-        click.echo(f"{name}: {again} of {len(splits[1][1])} held-out texts stand in training too")
-    with encoding(vocabulary, output, workers) as map_rows:
-        return prepare_task(name, task, splits, vocabulary, output, map_rows)
-
-
-@click.command(cls=options.Command)
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--text", type=options.ListOf(), required=True, help="The column (key) of the text, or two: a,b.")
-@click.option("--label", required=True, help="The column of the labels.")
-@options.data("The folder of the pre-training data, whose dictionary and pieces are used.")
-@options.output("The folder to write. Each task has a folder in it.")
-@click.option("--name", help="The name of the task (default: the file's).")
-@click.option("--valid", type=click.Path(path_type=Path), help="A file of held-out rows (default: a tenth of FILE).")
-@click.option("--test", type=click.Path(path_type=Path), help="A file to predict, with labels or without.")
-@click.option("--labels", type=options.ListOf(), help="The classes in the order of their ids (default: sorted).")
-@click.option("--unquoted", is_flag=True, help="In .csv and .tsv a quotation mark is text.")
-@options.jobs("Processes that encode text (default: one per core).")
-@click.option("--overwrite", is_flag=True, help="Replace a task that was prepared before.")
-def labels_command(file, text, label, data, output, name, valid, test, labels, unquoted, jobs, overwrite):
-    """Turn a table with classes of your own into a task for fine-tuning, beside those of GLUE.
-
-    FILE: .csv, .tsv (with a header line), .jsonl, .json or .parquet. Each row has one or two texts and a class.
-    `tupe finetune --task NAME`, `tupe sweep`, `tupe report` and `tupe predict` take the task as any other.
-    """
-    name = name or file.name.partition(".")[0]
-    describe(name, prepare_own(file, data, output, name, text, label, valid, test, labels, jobs, overwrite, unquoted))
+    with encoding(vocabulary, output, jobs) as map_rows:
+        describe(name, prepare_task(name, task, splits, vocabulary, output, map_rows))
