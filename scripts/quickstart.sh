@@ -49,7 +49,7 @@ vocabulary=4096  # the paper's 32,768 types are too many for three million words
 step "preparing them (vocabulary of $vocabulary types)"
 if [ ! -e "$out/data/manifest.json" ]; then
   run tupe prepare corpus "$out/raw/wiki"/*.bz2 "$out/raw/reviews.jsonl" --output "$out/data" --vocab-size $vocabulary \
-    --valid-fraction 0.02 --overwrite
+    --valid-fraction 0.02
 fi
 
 step "pre-training tupe_r_tiny and bert_a_tiny at the same time, one core each, $updates updates"

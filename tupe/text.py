@@ -21,7 +21,6 @@ from typing import Any
 from .normaliser import CACHE, CACHED_LENGTH, SPACE, UNK, UNSPACED, Aligned, Normaliser, Raw, Span, clean, library
 
 MASK = "<mask>"
-JOINED = "@@"  # the mark of fastBPE and subword-nmt for "the word goes on", in data that fairseq prepared
 
 
 def load_sentencepiece(path: Path) -> Any:
@@ -35,22 +34,15 @@ def load_sentencepiece(path: Path) -> Any:
     raise ValueError(f"{path} is not a SentencePiece model, or is cut off")
 
 
-# What a dictionary's symbols look like where a word begins ("\u2581the", "\u0120the"), or goes on ("##s"; "hel@@" says
-# it of the next symbol).
-MARKS: dict[str, Callable[[str, str], bool]] = {
-    SPACE: str.startswith, "\u0120": str.startswith, "##": str.startswith, JOINED: str.endswith,
-}  # fmt: skip
+MARKS = (SPACE, "\u0120", "##")  # how a dictionary's symbols begin where a word begins, or, with ##, goes on
 
 
-def word_marks(symbols: list[str]) -> tuple[list[bool], list[bool]]:
-    """(whether a word can begin with a symbol, whether it goes on after it), by the mark that most symbols have. If
-    none has one, every symbol is a word."""
-    counts = {mark: sum(has(symbol, mark) for symbol in symbols) for mark, has in MARKS.items()}
+def word_marks(symbols: list[str]) -> list[bool]:
+    """Whether a word begins with a symbol, by the mark that most symbols have. If none has one, every symbol is a
+    word."""
+    counts = {mark: sum(symbol.startswith(mark) for symbol in symbols) for mark in MARKS}
     mark = max(counts, key=counts.__getitem__)
-    marked = [MARKS[mark](symbol, mark) for symbol in symbols]
-    if mark == JOINED or not counts[mark]:
-        return [True] * len(symbols), marked
-    return [has == (mark != "##") for has in marked], [False] * len(symbols)
+    return [not counts[mark] or symbol.startswith(mark) == (mark != "##") for symbol in symbols]
 
 
 def read_dictionary(path: Path) -> list[str]:
@@ -138,21 +130,19 @@ class TextEncoder:
         return self.group_words(self.encode(text))
 
     def group_words(self, ids: list[int]) -> list[list[int]]:
-        """Ids of running text, grouped into words by the marks in the pieces (a word begins, or goes on). Where words
+        """Ids of running text, grouped into words by the marks in the pieces. Where words
         have no blanks between them, a piece is a word."""
         if not self.has_words:
             return [[i] for i in ids]
         words: list[list[int]] = []
-        (begins, goes_on), inside = self.word_marks, False
         for i in ids:
-            if not words or (begins[i] and not inside):
+            if not words or self.word_marks[i]:
                 words.append([])
             words[-1].append(i)
-            inside = goes_on[i]
         return words
 
     @functools.cached_property
-    def word_marks(self) -> tuple[list[bool], list[bool]]:
+    def word_marks(self) -> list[bool]:
         return word_marks(self.symbols)
 
     def decode(self, ids: Iterable[int]) -> str:

@@ -402,7 +402,7 @@ def test_workers_in_another_folder_read_the_same_files(tmp_path, monkeypatch):
             return future
 
     prepare(["a.txt"], "one", workers=1, vocab_size=300)
-    monkeypatch.setattr(engine, "local", lambda workers: contextlib.nullcontext(Cluster()))
+    monkeypatch.setattr(engine.processes, "workers", lambda count: contextlib.nullcontext(Cluster()))
     manifest = prepare(["a.txt"], "two", workers=2, vocab_size=300)
     assert same_files(here / "one", here / "two") and list(manifest["sources"]) == ["a.txt"]
 
@@ -438,24 +438,17 @@ def test_folder_of_another_run(undisturbed, tmp_path):
     write_text(tmp_path)
     run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 300, *ONE)
     before = (tmp_path / "data" / "train.bin").read_bytes()
-    with pytest.raises(SystemExit, match="data holds data from other inputs or options: replace them with --overwrite"):
+    with pytest.raises(SystemExit, match="data holds data from other inputs or options, .*: choose another folder"):
         run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 310, *ONE)
     assert (tmp_path / "data" / "train.bin").read_bytes() == before
-    (tmp_path / "data" / "NOTES.md").write_text("a note")
-    run(tmp_path / "a.txt", "--output", tmp_path / "data", "--vocab-size", 310, *ONE, "--overwrite")
-    assert len(TextEncoder(tmp_path / "data")) == 310 and (tmp_path / "data" / "NOTES.md").exists()
-    (tmp_path / "data" / "RTE" / "input0").mkdir(parents=True)
-    (tmp_path / "data" / "RTE" / "manifest.json").write_text("{}")
-    with pytest.raises(SystemExit, match="data also holds RTE, prepared with the vocabulary that --overwrite would"):
-        run(tmp_path / "a.txt", "--output", tmp_path / "data", *ONE, "--overwrite")
 
 
 @pytest.mark.parametrize("precious", ["precious", "manifest.json"])  # GLUE's folders and exports have one, too
 def test_folder_of_something_else_is_never_overwritten(precious, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / precious).write_text("{}")
-    with pytest.raises(SystemExit, match="data is not .*: empty it yourself, or choose another folder"):
-        run(write_text(tmp_path), "--output", tmp_path / "data", "--overwrite")
+    with pytest.raises(SystemExit, match="data holds .* other files: choose another folder"):
+        run(write_text(tmp_path), "--output", tmp_path / "data")
     assert (tmp_path / "data" / precious).exists()
 
 
@@ -477,7 +470,7 @@ def test_one_folder_is_prepared_by_one_process(undisturbed, tmp_path):
 def test_output_within_the_input_folder(tmp_path):
     for i in range(5):
         (tmp_path / f"{i}.txt").write_text(sentences(100 * i, 100))
-    for more in ([], [], ["--overwrite", "--cased"]):
+    for more in ([], []):
         run(tmp_path, "--output", tmp_path / "data", "--vocab-size", 300, *ONE, *more)
         manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
         assert manifest["counts"]["documents read"] == 5 and not manifest["settings"]["skipped"]

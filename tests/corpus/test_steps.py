@@ -1,6 +1,5 @@
 """The steps of tupe.corpus one by one."""
 
-
 import numpy as np
 import sentencepiece
 

@@ -56,7 +56,7 @@ def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary,
     assert all(len(word) == 1 for words in sentences for word in words)
     assert sorted(swap_adjacent(sentences[0], np.random.default_rng(1))) == sorted(sentences[0])
     encoder = TextEncoder(vocabulary)
-    encoder.word_marks = [False] * len(encoder), [False] * len(encoder)  # as where no piece begins with a blank
+    encoder.word_marks = [False] * len(encoder)  # as where no piece begins with a blank
     with pytest.raises(ValueError, match="0 sentences of 6 to 30 words, not 5; a language without blanks"):
         held_out_sentences(text, encoder, 5)
 

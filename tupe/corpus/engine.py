@@ -21,7 +21,7 @@ from tqdm import tqdm
 from .. import __version__
 from ..common import options
 from ..common.options import Command
-from ..common.prepared import check_name, tasks_in
+from ..common.prepared import check_name
 from ..normaliser import SENTENCES
 from ..run import processes
 from ..run.checksums import about, seal
@@ -74,12 +74,6 @@ def run_task(function: Callable, target: Path, args: tuple) -> None:
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def local(workers: int) -> contextlib.AbstractContextManager[concurrent.futures.Executor]:
-    """An executor on processes of this machine."""
-    tqdm.monitor_interval = 0  # no monitor thread: forking a process that has threads is unsafe
-    return processes.workers(workers)
 
 
 @contextlib.contextmanager
@@ -145,8 +139,9 @@ class Preparation:
             raise
 
     def look(self) -> None:
-        """Raise SystemExit if a signal has arrived."""
+        """Say so and raise SystemExit if a signal has arrived."""
         if self.received:
+            say(f"stopped by {signal.Signals(self.received[0]).name}; the same command continues from here")
             raise SystemExit(128 + self.received[0])
 
     def _key(self, args):
@@ -158,27 +153,17 @@ class Preparation:
 # ------------------------------------------------------------------------------------------------- the folder of a run
 
 
-def _claim(out, settings, overwrite):
+def _claim(out, settings):
     """Make `out` ready for a run with these settings. Returns whether that run is finished already.
 
     A run that is not finished leaves `work`. It continues with other inputs and options too: only the tasks that they
     leave as they are count as finished, and its files are joined anew, for some may have been moved out.
     """
     manifest, work = out / "manifest.json", out / "work"
-    if manifest.is_file():
-        if json.loads(manifest.read_text()).get("settings") == settings:
-            return True
-        if not overwrite:
-            raise ValueError(f"{out} holds data from other inputs or options: replace them with --overwrite")
-        if not (out / "train.idx").is_file():
-            raise ValueError(f"{out} is not a data directory: empty it yourself, or choose another folder")
-        if tasks := tasks_in(out):
-            raise ValueError(
-                f"{out} also holds {', '.join(tasks)}, prepared with the vocabulary that --overwrite would replace; "
-                "move them, or choose another folder"
-            )
-    elif not work.is_dir() and out.is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty, and its files are no data: empty it yourself, or choose another folder")
+    if manifest.is_file() and json.loads(manifest.read_text()).get("settings") == settings:
+        return True
+    if manifest.is_file() or not work.is_dir() and out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} holds data from other inputs or options, or other files: choose another folder")
     work.mkdir(parents=True, exist_ok=True)
     for name in WRITTEN:
         (out / name).unlink(missing_ok=True)
@@ -213,7 +198,6 @@ def prepare(
     inputs: Sequence,
     out: str | Path,
     *,
-    overwrite: bool = False,
     workers: int | None = None,
     scheduler: str | None = None,
     **choices,
@@ -227,17 +211,13 @@ def prepare(
     check_name(out)
     out, received = Path(out).resolve(), []
     count = workers or len(os.sched_getaffinity(0))
-    executor = functools.partial(dask, scheduler) if scheduler else functools.partial(local, count)
-    run = Preparation(out / "work", executor, received)
+    executor = functools.partial(dask, scheduler) if scheduler else functools.partial(processes.workers, count)
+    tqdm.monitor_interval = 0  # no monitor thread: forking a process that has threads is unsafe
     with handled(SIGNALS, lambda number, frame: received.append(number)), owned(out):
-        try:
-            return _prepare(inputs, out, Choices(**choices), run, overwrite)
-        except SystemExit:  # of `Preparation.look`
-            say(f"stopped by {signal.Signals(received[0]).name}; the same command continues from here")
-            raise
+        return _prepare(inputs, out, Choices(**choices), Preparation(out / "work", executor, received))
 
 
-def _prepare(inputs, out, choices, run, overwrite):
+def _prepare(inputs, out, choices, run):
     tokenizer = None if choices.tokenizer == "paper" else read_tokenizer(choices.tokenizer)
     pipeline = PaperText if tokenizer is None else TokenizerText
     text = {name: getattr(choices, name) for name in TextEncoder.SETTINGS}
@@ -252,7 +232,7 @@ def _prepare(inputs, out, choices, run, overwrite):
         **dataclasses.asdict(choices),
         "tokenizer_hash": hashlib.sha256(repr(tokenizer).encode()).hexdigest()[:12],
     }
-    if _claim(out, settings, overwrite):
+    if _claim(out, settings):
         say(f"{out} is finished already")
         shutil.rmtree(out / "work", ignore_errors=True)  # of a run that was killed while it did this
         return json.loads((out / "manifest.json").read_text())
@@ -343,7 +323,6 @@ def _option(name: str, help: str, **more) -> Callable:
     "--dask", "scheduler", metavar="ADDRESS",
     help="Work on the Dask cluster with this scheduler, tcp://10.0.0.1:8786 for example, and the same file system.",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace other data in OUTPUT.")
 def command(inputs, output, jobs, **choices):
     """Turn raw text into data for pre-training.
 

@@ -84,10 +84,7 @@ def their_tokenizer(path: str | Path) -> tuple[str, dict[str, str | None], Path]
         raise ValueError(f"--tokenizer {path}: not found; valid: paper, a tokenizer.json, or its folder")
     if file.is_file():
         check(file)
-        try:
-            content = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            raise ValueError(f"{file} is not a tokenizer.json") from None
+        content = file.read_text(encoding="utf-8", errors="replace")
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (file.parent / name).is_file():
                 named.update(json.loads((file.parent / name).read_text(encoding="utf-8")))

@@ -5,7 +5,6 @@ L sequence length.
 
 import fcntl
 import hashlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..run.folder import remove_partial, written
 from ..text import word_marks
 from .splits import Split
 
@@ -105,7 +105,7 @@ def borders_of(split: Split, room: int, symbols: list[str]) -> np.ndarray:
     if len(split.tokens) <= SMALL:
         return np.concatenate([np.zeros((0, 2), dtype=np.int64), *find_borders(split, room, symbols)])
     path = Path(f"{split.prefix}.blocks-{room + 1}")
-    about = [os.stat(f"{split.prefix}.{end}") for end in ("idx", "bin")]
+    about = [Path(f"{split.prefix}.{end}").stat() for end in ("idx", "bin")]
     about = [number for stat in about for number in (stat.st_size, stat.st_mtime_ns)]
     key = hashlib.sha256(f"1 {about} {room} {fingerprint_of(symbols)}".encode()).digest()
     try:
@@ -127,29 +127,21 @@ def _has(path, key):
 
 
 def _write(file, key, borders):
-    file.write(bytes(KEY))
+    file.write(key)
     for some in borders:
         file.write(some.tobytes())
-    file.seek(0)
-    file.write(key)  # last: a file with a key is whole
     file.flush()
 
 
 def _write_beside(path, key, borders):
-    partial = Path(f"{path}.partial")
-    with partial.open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if _has(path, key):  # another process has written it meanwhile, and renamed what was locked
-            partial.unlink(missing_ok=True)
-            return
-        try:
-            with partial.open("wb") as file:
-                _write(file, key, borders)
-                os.fsync(file.fileno())
-            partial.replace(path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+    lock = Path(f"{path}.lock")
+    with lock.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not _has(path, key):  # else another process has written it meanwhile
+            remove_partial(path.parent, f"{path.name}.")
+            with written(path) as partial:
+                _write(partial, key, borders)
+        lock.unlink(missing_ok=True)
 
 
 def cut_long(sizes: np.ndarray, ids_of: Callable[[int], np.ndarray], room: int, symbols: list[str]) -> np.ndarray:
@@ -161,11 +153,11 @@ def cut_long(sizes: np.ndarray, ids_of: Callable[[int], np.ndarray], room: int, 
     (long,) = np.nonzero(sizes > room)
     if not len(long):
         return sizes
-    opens, inside = map(np.array, word_marks(symbols))
+    opens = np.array(word_marks(symbols))
     parts, done = [], 0
     for i in long:
         ids, start = ids_of(i), 0
-        begins = opens[ids] & np.append(True, ~inside[ids[:-1]])
+        begins = opens[ids]
         parts.append(sizes[done:i])
         done, left = i + 1, len(ids)
         while left > room:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from .batches import Batch
 from .blocks import BOS, EOS, PAD
@@ -49,8 +50,6 @@ def collate(items: list[tuple]) -> dict:
     """input_ids [B, L], padded on the right; labels [B], [0] of a batch that only fills up an update; num_tokens:
     without padding; rows: numbers of the examples."""
     rows, tokens, targets = zip(*items, strict=True)
-    ids = np.full((len(rows), max(map(len, tokens))), PAD)
-    for row, some in enumerate(tokens):
-        ids[row, : len(some)] = some
+    ids = pad_sequence([torch.tensor(some) for some in tokens], batch_first=True, padding_value=PAD)
     labels = torch.tensor([target for target in targets if target is not None])
-    return {"input_ids": torch.from_numpy(ids), "labels": labels, "num_tokens": sum(map(len, tokens)), "rows": rows}
+    return {"input_ids": ids, "labels": labels, "num_tokens": sum(map(len, tokens)), "rows": rows}

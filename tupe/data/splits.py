@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,10 +10,7 @@ import numpy as np
 from ..run.checksums import check
 from ..text import read_dictionary
 
-CODES = {  # of the types of ids in an index
-    1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float64, 8: np.uint16,
-    9: np.uint32, 10: np.uint64,
-}  # fmt: skip
+CODES = {4: np.int32, 5: np.int64, 8: np.uint16}  # of the types of ids in an index; fairseq has more, for numbers
 HELD_OUT_SEED = 1  # of the masks of every split but `train`, so that all models and seeds predict the same tokens
 LOOK = 2**16  # ids in a row that are looked at, in large data of every so many
 HEAD = 26  # bytes of an index: magic, version, type of the ids, count; then an int32 and an int64 of each sequence
@@ -121,12 +117,6 @@ def write_split(prefix: str | Path, sequences: Iterable[Sequence[int]], types: i
     write_index(prefix, [np.array(sizes, np.int32)], dtype)
 
 
-def splits_of(prefix: str, combine: bool = True) -> list[str]:
-    """What fairseq reads of a split: PREFIX and, if it combines them, PREFIX1, PREFIX2, ...."""
-    names = (f"{prefix}{number or ''}" for number in range(sys.maxsize if combine else 1))
-    return list(itertools.takewhile(lambda name: Path(f"{name}.idx").is_file(), names))
-
-
 def folders_of(data: str | Path) -> list[Path]:
     """The folders that "FOLDER" or "FOLDER:FOLDER:..." names."""
     return [Path(data)] if Path(data).is_dir() else [Path(folder) for folder in str(data).split(":")]
@@ -141,8 +131,13 @@ def prefixes_of(data: str | Path, split: str) -> list[str]:
     for folder in others:
         if read_symbols(folder) != read_symbols(first):
             raise ValueError(f"{folder} was prepared with another vocabulary than {first}: their dict.txt differ")
-    prefixes = [f"{folder}/{split}" for folder in (first, *others)]
-    return [each for prefix in prefixes for each in splits_of(prefix) or [prefix]]
+    prefixes = []
+    for prefix in (f"{folder}/{split}" for folder in (first, *others)):
+        more = itertools.takewhile(
+            lambda name: Path(f"{name}.idx").is_file(), (f"{prefix}{n}" for n in itertools.count(1))
+        )
+        prefixes += [prefix, *more]
+    return prefixes
 
 
 def files_of(prefixes: Iterable[str]) -> list[Path]:
