@@ -71,7 +71,6 @@ SMALL = {
     "finetune": "--gpus 0 --num-workers 0 --max-epoch 1",
     "sweep": "--dry-run",
     "checkpoint average": "--last 2",
-    "plot attention": "--words 3",
     "order": "--sentences 2 --tokens 100",
     "extrapolate": "--lengths 20,40 --windows 2",
 }

@@ -453,8 +453,6 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "checkpoint stretch": "--checkpoint={path} --length=40 --output={out}",
     "checkpoint swap": "--checkpoint={path} --position=t5 --data={data} --output={out}",
     "plot positions": "--checkpoint={path} --data={data} --output={out}",
-    "plot attention": "{path} --data={data} --output={out}",
-    "plot t5": "--checkpoint={path} --data={data} --output={out}",
 }
 
 

@@ -35,14 +35,13 @@ def test_labels(tmp_path, monkeypatch):
 
 def test_models_are_arguments_or_follow_an_option(pretrained, vocabulary, nopos, tmp_path):
     """All commands of evaluation take them so, one beside the other."""
-    words = ["plot", "attention", f"--data={vocabulary}", "--words=2", "--length=8"]
-    pictures = []
+    words, results = ["extrapolate", f"--data={vocabulary}", "--lengths=8", "--windows=2"], []
     for sources in ([f"a={pretrained}", f"b={nopos}"], [f"--checkpoint=b={nopos}", f"a={pretrained}"]):
-        result = CliRunner().invoke(main, [*words, *sources, f"--output={tmp_path}/x.png"])
+        result = CliRunner().invoke(main, [*words, *sources, f"--output={tmp_path}/x"])
         assert result.exit_code == 0, result.output
-        pictures.append((tmp_path / "x.png").read_bytes())
-    assert pictures[0] == pictures[1]
-    none = CliRunner().invoke(main, [*words, f"--output={tmp_path}/y.png"])
+        results.append((tmp_path / "x" / "extrapolation.json").read_text())
+    assert results[0] == results[1]
+    none = CliRunner().invoke(main, [*words, f"--output={tmp_path}/y"])
     assert none.exit_code == 2 and "no model is named; give one or more as [LABEL=]CHECKPOINT" in none.output
 
 

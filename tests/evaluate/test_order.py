@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from helpers import attention_weights, build_masked_lm
 
+from tupe.attention import Plain
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.cli import main
 from tupe.evaluate.loading import load_model
@@ -155,3 +156,13 @@ def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):
     result = CliRunner().invoke(command, [*words, "--sentences=4", "--tokens=200"])
     assert result.exit_code == 0, result.output
     assert "other: other masks or blocks, its loss does not compare (mask_prob 0.3, not 0.15)" in result.output
+
+
+def test_attention_weights_of_a_later_layer():
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
+    tokens = torch.randint(4, 40, (2, 16))
+    _, hiddens = model.tupe.encoder(tokens, return_all_hiddens=True)
+    q, k, _ = model.tupe.encoder.layers[1].attention.project(hiddens[1])
+    terms = model.tupe.encoder.layer_inputs(tokens.size(1))[1]
+    expected = Plain().weights(q, k, None, terms.prepared, model.tupe.encoder.positions.scale)
+    torch.testing.assert_close(attention_weights(model.tupe.encoder, tokens)[1], expected)
