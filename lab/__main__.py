@@ -27,6 +27,7 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "properties": ("properties:properties", "Show what a trained encoding prefers (identical words)."),
     "attention": ("properties:draw_attention", "Draw the attention to identical words."),
     "t5": ("properties:draw_t5", "Draw T5's bias by offset."),
+    "cls": ("cls:command", "Show how much [CLS] looks at the first positions."),
     "correlations": ("properties:draw_correlations", "Draw where the logits of a BERT come from."),
     "continue": ("further:command", "Train a checkpoint further, at one length after another."),
     "squad": ("squad:command", "Fine-tune a Hugging Face folder on SQuAD, with the official scores."),

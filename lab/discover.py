@@ -26,6 +26,7 @@ from tupe.run import record
 from tupe.run.folder import lock, unlock, write_atomically
 from tupe.sweep import runner
 
+from . import cls as attention_of_cls
 from .execute import check_data
 
 # {name: (position, [CLS])}: the ten best known, in the order of their runs.
@@ -100,6 +101,7 @@ def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
     model, text = load_model(folder / "checkpoint_last.pt", data)
     content = evaluate(model, text, text_encoder(data), SENTENCES, TOKENS)
     del content["loss"]["blocks"]
+    content["cls"] = attention_of_cls.ratios(model, text)
     stream = text_block(text, sys.maxsize).numpy()[1:]
     content["lengths"] = [asdict(loss) for loss in extrapolation(model, stream, LENGTHS, WINDOWS)]
     content["parameters"] = sum(p.numel() for p in model.tupe.encoder.positions.parameters())

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from helpers import attention_weights, build_masked_lm, pretrain_arguments, train, write_data
 
 from lab.__main__ import main
+from lab.cls import cls_attention
 from lab.properties import (
     direction_balance,
     four_correlations,
@@ -114,6 +115,22 @@ def test_t5_bias_by_offset():
         t5_bias(build_masked_lm("bert_a_tiny"))
 
 
+def test_uniform_attention_of_cls_is_one():
+    model = build_masked_lm("tupe_a_tiny", max_positions=32).eval()
+    tokens = torch.randint(4, 50, (3, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for layer in model.tupe.encoder.layers:
+            layer.attention.qkv.weight.zero_()
+    assert cls_attention(model, tokens) == pytest.approx(np.ones((2, 2)), abs=1e-5)  # theta is a constant
+    with torch.no_grad():
+        model.tupe.encoder.layers[1].attention.qkv.weight.normal_()
+    ratio = cls_attention(model, tokens)
+    weights = attention_weights(model.tupe.encoder, tokens)[1][:, :, 0, 1:9].sum(-1).mean(0) / (8 / 32)
+    np.testing.assert_allclose(ratio[1], weights.detach(), atol=1e-5)
+    with pytest.raises(ValueError, match="8 positions"):
+        cls_attention(model, tokens[:, :9])
+
+
 def test_four_correlations():
     """The four sum to the logits of a model without biases; each is what its name says: it vanishes with its factor."""
     torch.manual_seed(0)
@@ -164,6 +181,8 @@ def test_commands(tmp_path):
     result = CliRunner().invoke(main, ["properties", f"BERT={checkpoint}", "--words=3"])
     assert result.exit_code == 0, result.output
     assert "| translation violation |" in result.output and "BERT" in result.output
+    result = CliRunner().invoke(main, ["cls", f"BERT={checkpoint}"])
+    assert result.exit_code == 0 and "| BERT | " in result.output, result.output
     for words in (["correlations", f"--checkpoint={checkpoint}"], ["attention", checkpoint, "--words=3"]):
         result = CliRunner().invoke(main, [*words, "--length=20", f"--output={tmp_path}/{words[0]}.png"])
         assert result.exit_code == 0, result.output
