@@ -368,7 +368,6 @@ HOSTILE_FOLDERS = {  # what is written into a folder of ours: config.json's sett
         "chat_template": "{{ cycler.__init__.__globals__.os.mkdir('PWNED') }}",
     }}, None),
     "adapter": ({"adapter_config.json": {"base_model_name_or_path": "evil"}}, "has an adapter"),
-    "shards": ({"model.safetensors.index.json": {"weight_map": {"x": ["CODE"]}}}, "cannot be read"),
     "pickle": ({"pytorch_model.bin": None}, "cannot be read|refused"),
     "cut": ({"model.safetensors": b"x"}, "model.safetensors cannot be read"),
     "file of fairseq": ({"as_fairseq.pt": None}, None),
@@ -392,7 +391,7 @@ def write_folder(source, name, folder):
             (copy / file).write_text(json.dumps(content))
         else:
             torch.save({"cfg": Pickled(folder), "x": Pickled(folder)}, copy / file)
-    if "pytorch_model.bin" in files or name == "shards":
+    if "pytorch_model.bin" in files:
         (copy / "model.safetensors").unlink()
     return copy, said
 

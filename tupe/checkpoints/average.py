@@ -9,19 +9,7 @@ import torch
 
 from ..common import options
 from .export import export, text_option
-from .trained import FINGERPRINT, Trained, read_model, settings_of, updates_of
-
-
-def newest(folder: str | Path, count: int) -> list[Path]:
-    """The `count` checkpoints of a run's folder with the most updates, oldest first; copies (best, last) count once.
-
-    Raises ValueError if there are fewer than `count`.
-    """
-    folders = [path for path in Path(folder).glob("checkpoint-*") if (path / "config.json").is_file()]
-    paths = {updates_of(path): path for path in (*sorted(Path(folder).glob("checkpoint*.pt"), reverse=True), *folders)}
-    if len(paths) < count:
-        raise ValueError(f"{folder} has checkpoints after {sorted(paths)} updates: {len(paths)}, not {count}")
-    return [paths[updates] for updates in sorted(paths)[-count:]]
+from .trained import FINGERPRINT, Trained, read_model, settings_of
 
 
 def average(paths: Sequence) -> Trained:
@@ -47,15 +35,13 @@ def average(paths: Sequence) -> Trained:
 
 @click.command("average", cls=options.Command)
 @click.argument("checkpoints", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--last", type=click.IntRange(2), metavar="K", help="Average the last K of a run. CHECKPOINTS is its folder."
-)
 @options.output("The folder to write.")
 @text_option
-def command(checkpoints, last, output, data):
-    """Average the weights of several checkpoints."""
-    if last and len(checkpoints) != 1:
-        raise ValueError(f"--last takes the folder of one run, not {len(checkpoints)} paths")
-    paths = newest(checkpoints[0], last) if last else checkpoints
-    export(average(paths), output, data, code=False)
-    click.echo(f"{output}: the mean of {', '.join(str(path) for path in paths)}")
+def command(checkpoints, output, data):
+    """Average the weights of several checkpoints, whose last one says all else.
+
+    \b
+    tupe checkpoint average RUN/checkpoint_1_8000.pt RUN/checkpoint_1_9000.pt --output mean
+    """
+    export(average(checkpoints), output, data, code=False)
+    click.echo(f"{output}: the mean of {', '.join(map(str, checkpoints))}")
