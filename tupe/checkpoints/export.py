@@ -21,7 +21,7 @@ from .trained import Trained, read_model
 
 ROOT = Path(__file__).parents[1]
 # Files of the package's root that are not the model.
-NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention"}
+NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention", "backend_triton", "triton_attention"}
 UPDATES = "training.json"  # the number of updates, for `record.updates_of`
 TOKENISER = {"tokenization_tupe", "text", "normaliser"}  # ours; others need none of our code
 
