@@ -11,8 +11,10 @@ import torch.nn.functional as F
 from tupe.attention import Recorder
 from tupe.common.options import QuietCommand
 from tupe.common.tables import TextTable
-from tupe.evaluate.loading import HeldOut, models, text_block
+from tupe.evaluate.loading import HeldOut, models
 from tupe.modeling_tupe import TupeForMaskedLM
+
+from .properties import text_block
 
 FIRST = 8  # positions after [CLS] that the paper's observation is about
 

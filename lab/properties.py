@@ -18,7 +18,8 @@ from tupe.common.options import FILE, QuietCommand, seed
 from tupe.common.plotting import curves, grid, heat, legend, save, style
 from tupe.common.tables import TextTable
 from tupe.data.blocks import BOS, EOS
-from tupe.evaluate.loading import load_model, models, text_block
+from tupe.data.splits import Split
+from tupe.evaluate.loading import HeldOut, load_model, models
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.positions import overrides
 from tupe.text import MASK, UNK, TextEncoder
@@ -112,6 +113,11 @@ def direction_balance(attention: np.ndarray) -> float:
     if not backward:
         return math.inf if forward else math.nan
     return float(forward / backward)
+
+
+def text_block(text: HeldOut, length: int, split: str = "valid") -> torch.Tensor:
+    """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
+    return torch.tensor([BOS, *Split(text.data / split).tokens[: length - 1].tolist()])
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tupe.cli import main
 from tupe.data.splits import read_symbols
 from tupe.evaluate.likelihood import pseudo_log_likelihoods
-from tupe.evaluate.loading import labelled, load_model, text_block
+from tupe.evaluate.loading import labelled, load_model
 
 
 def test_labels(tmp_path, monkeypatch):
@@ -43,15 +43,6 @@ def test_models_are_arguments_or_follow_an_option(pretrained, vocabulary, nopos,
     assert results[0] == results[1]
     none = CliRunner().invoke(main, [*words, f"--output={tmp_path}/y"])
     assert none.exit_code == 2 and "no model is named; give one or more as [LABEL=]CHECKPOINT" in none.output
-
-
-def test_text_block(pretrained, vocabulary):
-    _, text = load_model(pretrained, vocabulary)
-    tokens = text_block(text, 24)
-    assert len(tokens) == 24 and tokens[0] == 0
-    assert torch.equal(text_block(text, 10), tokens[:10])
-    with pytest.raises(ValueError, match="has no split 'test'"):
-        text_block(text, 24, split="test")
 
 
 def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary, tmp_path):

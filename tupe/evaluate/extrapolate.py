@@ -7,7 +7,6 @@ L sequence length, n and M the shortest and the longest L, W number of windows.
 """
 
 import math
-import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,9 @@ import torch.nn.functional as F
 from ..common.options import Command, ListOf, output, seed
 from ..common.tables import TextTable
 from ..data.blocks import BOS, EOS
+from ..data.splits import Split
 from ..positions import bounded_schemes
-from .loading import losses_at, models, text_block, write_results
+from .loading import losses_at, models, write_results
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
     from ..modeling_tupe import TupeForMaskedLM
@@ -58,7 +58,7 @@ def draw_windows(stream: np.ndarray, shortest: int, longest: int, count: int, se
         fewer = f"--windows {available} or fewer, or " if available > 1 else ""
         raise ValueError(f"{what}; valid here: {fewer}smaller --lengths")
     starts = np.linspace(0, available - 1, count).astype(int) * middle
-    words = np.stack([stream[start : start + size] for start in starts])
+    words = np.stack([stream[start : start + size] for start in starts]).astype(np.int64)
     rng, begin = np.random.default_rng(seed), (size - middle) // 2
     masked = rng.random(words.shape) < MASKED
     scored = np.zeros_like(masked)
@@ -144,8 +144,7 @@ def command(models, lengths, windows, output, seed):
     results = {}
     for label, model, text in models:
         lengths = sorted(lengths or [multiple * text.masking["tokens_per_sample"] for multiple in (1, 2, 4)])
-        stream = text_block(text, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
-        results[label] = extrapolation(model, stream, lengths, windows, seed)
+        results[label] = extrapolation(model, Split(text.data / "valid").tokens, lengths, windows, seed)
     content = {"windows": windows, "masked": MASKED, "seed": seed}
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
     write_results(output, "extrapolation", content, tabulate(results, lengths))
