@@ -108,18 +108,13 @@ def test_released_checkpoint_gives_the_released_numbers(which, converted):
 
 
 def test_variants_of_the_released_code(which):
+    """Half precision, and indices as a parameter."""
     state = released(which)["model"]
     weights, options = convert.weights_from_released(state)
-    body = convert.BODY
-    variant = {k: v.half() for k, v in state.items() if "pos_q_linear" not in k and "pos_k_linear" not in k}
-    for kind in ("weight", "bias"):  # fused position projections, indices as a parameter, heads without dense, fp16
-        both = [state[f"{body}pos_{part}_linear.{kind}"].half() for part in "qk"]
-        variant[f"{body}pos_proj.{kind}"] = torch.cat(both)
-        del variant[f"classification_heads.sentence_classification_head.dense.{kind}"]
-    variant[body + "rp_bucket"] = torch.zeros(40, 40, dtype=torch.long)
+    variant = {name: value.half() for name, value in state.items()}
+    variant[convert.BODY + "rp_bucket"] = torch.zeros(40, 40, dtype=torch.long)
     got, got_options = convert.weights_from_released(variant)
-    assert got_options == options
-    assert got.keys() == {key for key in weights if not key.startswith("classification_heads")}
+    assert got_options == options and got.keys() == weights.keys()
     for key, value in got.items():
         assert value.dtype == torch.float32 and torch.equal(value, weights[key].half().float()), key
 

@@ -66,17 +66,9 @@ def weights_from_released(state: dict) -> tuple[dict, dict]:
     table = state.get(BODY + "pos.weight")
     if table is None:
         raise ValueError(f"this is not a checkpoint of the released TUPE code: it has no {BODY}pos.weight")
-    for kind in ("weight", "bias"):  # some versions have one tensor for both projections
-        if BODY + f"pos_proj.{kind}" in state:
-            parts = state.pop(BODY + f"pos_proj.{kind}").chunk(2)
-            state[BODY + f"pos_q_linear.{kind}"], state[BODY + f"pos_k_linear.{kind}"] = parts
     tokens = state[BODY + "embed_tokens.weight"]
     if not torch.equal(state.pop("decoder.lm_head.weight", tokens), tokens):
         raise ValueError("decoder.lm_head.weight is not the token embedding: untied outputs are not supported")
-    for head in {key.split(".")[1] for key in state if key.startswith("classification_heads.")}:
-        if f"classification_heads.{head}.dense.weight" not in state:
-            logger.warning(f"leaving out the head {head!r}: it has no dense layer, and heads here have one")
-            state = {key: value for key, value in state.items() if not key.startswith(f"classification_heads.{head}.")}
     weights = {rename(key, RELEASED): value for key, value in state.items()}
     relative = weights.get("encoder.positions.t5.table.weight")
     layers = {int(match.group(1)) for key in weights if (match := re.match(r"encoder\.layers\.(\d+)\.", key))}
