@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 from helpers import our_checkpoint
 
-from tupe.checkpoints.average import average
+from tupe.checkpoints.change import average
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 
@@ -59,7 +59,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_is_not_written(name, checkpoint, tmp_path):
-    """Over another model, under a file's name, of weights that are not finite, without the dictionary or with another
+    """Over another model, of weights that are not finite, without the dictionary or with another
     one, and of another model of fairseq's."""
 
     def refused(output, *more):
@@ -71,7 +71,6 @@ def test_what_is_not_written(name, checkpoint, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "config.json").write_text("{}")
     assert "has a config.json already" in refused("there")
-    assert "a model is written as a folder" in refused("new.pt")
     assert "nowhere has no dict.txt" in refused("out", "--data", tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "dict.txt").write_text("a 1\n")

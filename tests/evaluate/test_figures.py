@@ -48,7 +48,7 @@ def texts_are_whole(monkeypatch):
 
 def test_figures_of_checkpoints(runs, tmp_path):
     path = tmp_path / "folder" / "positions.png"
-    words = ["--checkpoint", runs[0]["tupe_a"], "--output", path.with_suffix(""), "--title", "a title"]
+    words = ["--checkpoint", runs[0]["tupe_a"], "--output", path.with_suffix("")]
     result = tupe("plot", "positions", *words)
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -88,11 +88,9 @@ def weights_from_released(state: dict) -> tuple[dict, dict]:
 RECORDED = ("heads", "dropout", "attention_dropout", "activation_dropout", "pooler_dropout")  # in `args` alone
 
 
-def from_released(path: str | Path, heads: int | None = None) -> Trained:
-    """A checkpoint file of the released code -> our model. heads: number of heads, if the file does not give it.
-
-    Raises ValueError for a file or a model that cannot be converted.
-    """
+def from_released(path: str | Path) -> Trained:
+    """A checkpoint file of the released code -> our model. Raises ValueError for a file or a model that cannot be
+    converted."""
     state = load_safely(path)
     tensors = tensors_of(state, path)
     try:
@@ -101,9 +99,8 @@ def from_released(path: str | Path, heads: int | None = None) -> Trained:
         raise ValueError(f"{path}: {error}") from None
     args = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
     recorded = {name: args[NAMES[name]] for name in RECORDED if args.get(NAMES[name]) is not None}
-    options = {"heads": heads, **recorded, **options}
-    if options["heads"] is None:
-        raise ValueError(f"{path} does not give the number of attention heads; use --heads")
+    if "heads" not in (options := {**recorded, **options}):
+        raise ValueError(f"{path} does not give the number of attention heads")
     if args.get("activation_fn", "gelu") != "gelu" or args.get("encoder_normalize_before"):
         raise ValueError(f"{path}: only post-layer-norm models with GELU are supported")
     return Trained(ModelConfig(**options), weights, path=Path(path))
@@ -212,19 +209,18 @@ def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
 # ------------------------------------------------------------------------------------------------------ one entry point
 
 
-def convert(source: str | Path, dictionary: str | Path | None, output: str | Path, heads: int | None = None) -> Path:
+def convert(source: str | Path, dictionary: str | Path | None, output: str | Path) -> Path:
     """Convert a checkpoint as `tupe checkpoint convert` does; returns the folder written.
 
-    dictionary: None for the dict.txt beside the checkpoint. heads: see `from_released`. Raises ValueError for an option
-    that does not apply to this source.
+    dictionary: None for the dict.txt beside the checkpoint. Raises ValueError for one of a model that has its own.
     """
     source, output = Path(source), Path(output)
     if source.is_dir():
-        if dictionary or heads:
-            raise ValueError("--dict and --heads are only for a checkpoint of the released code: leave them out")
+        if dictionary:
+            raise ValueError("--dict is only for a checkpoint of the released code: leave it out")
         trained, text = from_bert(source)
     else:
-        trained = from_released(source, heads)
+        trained = from_released(source)
         file = Path(dictionary or source.parent / "dict.txt")
         check_dictionary(trained.weights, file)
         text = {"dict.txt": file.read_text(encoding="utf-8")}
@@ -241,11 +237,8 @@ def convert(source: str | Path, dictionary: str | Path | None, output: str | Pat
     "--from", "source", type=click.Path(), required=True, help="The checkpoint, or the folder of a Hugging Face model."
 )
 @click.option("--dict", "dictionary", type=FILE, help="The model's dict.txt (default: the one beside it).")
-@click.option(
-    "--heads", type=click.IntRange(1), help="The number of attention heads, if the checkpoint does not say it."
-)
 @options.output("The folder to write.")
-def command(source, dictionary, heads, output):
+def command(source, dictionary, output):
     """Convert checkpoints of other code to this project's form, a folder that every command and transformers read. The
     contents of --from tell its kind. Conversion runs no code from the input.
 
@@ -253,4 +246,4 @@ def command(source, dictionary, heads, output):
     tupe checkpoint convert --from released.pt --dict dict.txt --output DIR     the released TUPE code
     tupe checkpoint convert --from FOLDER --output DIR                          a Hugging Face BERT or RoBERTa
     """
-    click.echo(f"wrote {convert(source, dictionary, output, heads)}")
+    click.echo(f"wrote {convert(source, dictionary, output)}")

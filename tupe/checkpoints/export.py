@@ -43,8 +43,6 @@ def export(
     head, data = trained.choose_head(head), trained.text(data)
     if Path(output).resolve() == data.resolve():
         raise ValueError(f"--data and --output are both {output}; choose another folder to write")
-    if Path(output).suffix == ".pt":
-        raise ValueError(f"--output {output}: a model is written as a folder; choose a name without .pt")
     if (Path(output) / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
     text = tokenizer_files(data, trained.config.max_positions, code)

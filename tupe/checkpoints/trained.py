@@ -325,7 +325,6 @@ def settings_of(config: ModelConfig) -> dict[str, str]:
 def check_settings(saved: dict[str, str], own: dict[str, str]) -> None:
     """Raise ValueError for the settings of another model."""
     told = {**saved, "position": canonical(saved["position"])}
-    told.pop("stretched_from", None)  # a fact, which contradicts nothing
     if told != own:
         raise ValueError(f"the checkpoint was trained with {describe(saved)}; this model has {describe(own)}")
 

@@ -3,7 +3,6 @@
 L sequence length ([CLS] and [SEP] included), H heads.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,19 +70,13 @@ def losses(lines: dict) -> Figure:
     return figure
 
 
-def write(figure: Figure, output: Path, title: str) -> None:
+def write(figure: Figure, output: Path) -> None:
     path = output if output.suffix else output.with_suffix(".png")
-    figure.suptitle(title)
     save(figure, path)
     click.echo(path)
 
 
-def figure_options(function: Callable) -> Callable:
-    title = click.option("--title", default="", help="The line above the figure.")
-    file = click.option(
-        "--output", type=FILE, required=True, help="The file to write: .png (the default), .svg or .pdf."
-    )
-    return file(title(function))
+output = click.option("--output", type=FILE, required=True, help="The file to write: .png (the default), .svg or .pdf.")
 
 
 @click.group()
@@ -98,16 +91,16 @@ def command() -> None:
               help="The layer to draw, of encodings with `:layer`.")  # fmt: skip
 @click.option("--length", type=click.IntRange(3),
               help="Tokens of a sequence (default: as many as the model takes).")  # fmt: skip
-@figure_options
-def draw_positions(checkpoint, data, layer, length, output, title):
+@output
+def draw_positions(checkpoint, data, layer, length, output):
     """Positional logits of every head (TUPE)."""
     model, _ = load_model(checkpoint, data)
-    write(positional(positional_logits(model, length, layer - 1)), output, title)
+    write(positional(positional_logits(model, length, layer - 1)), output)
 
 
 @command.command("loss", cls=QuietCommand)
 @click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN ...")
-@figure_options
-def draw_loss(sources, output, title):
+@output
+def draw_loss(sources, output):
     """Validation loss by updates. RUN: folder of a pre-training."""
-    write(losses({label: losses_of(path) for label, path in labelled(sources).items()}), output, title)
+    write(losses({label: losses_of(path) for label, path in labelled(sources).items()}), output)

@@ -58,8 +58,6 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
     """
     trained = read_model(checkpoint, mmap=True)
     folder = folders_of(str(data or trained.task["data"]))[0]
-    if not (folder / "dict.txt").is_file():
-        raise ValueError(f"{checkpoint}: {folder} has no dict.txt; give the folder of its dict.txt with --data")
     symbols = check_dictionary(trained.weights, folder / "dict.txt")
     model = trained.model()
     if "lm_head.bias" not in trained.weights:

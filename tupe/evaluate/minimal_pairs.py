@@ -52,8 +52,6 @@ def read_paradigms(source: str | Path) -> list[Paradigm]:
     """The paradigms of a .jsonl file, or of a folder of them, sorted by name. Raises ValueError, with file and line,
     for what is not a pair."""
     source = Path(source)
-    if not source.exists():
-        raise ValueError(f"not found: {source}; give a .jsonl file, or a folder of them")
     files = [path for path in files_below(source) if path.suffix == ".jsonl"] if source.is_dir() else [source]
     if not files:
         raise ValueError(f"{source} holds no .jsonl file (an archive has to be unpacked)")
@@ -193,7 +191,7 @@ def of_pairs(results: dict[str, dict]) -> str:
 
 @click.command(cls=QuietCommand)
 @models
-@click.option("--pairs", required=True, type=click.Path(path_type=Path), help="The pairs: a .jsonl file, or a folder.")
+@click.option("--pairs", required=True, type=click.Path(exists=True), help="The pairs: a .jsonl file, or a folder.")
 @output("The folder of the results: minimal_pairs.json and .md, and pairs.csv with the scores of each pair.")
 def command(models, pairs, output):
     """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""

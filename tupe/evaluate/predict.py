@@ -42,9 +42,6 @@ def command(checkpoints, data, output, batch_size):
     MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was prepared, AX.tsv. Tasks without a checkpoint are left out.
     """
     paths = []
-    for given in checkpoints:
-        if "=" not in given:
-            raise ValueError(f"{given!r} is not of the form TASK=CHECKPOINT")
     for task, checkpoint in dict(map(split_label, checkpoints)).items():
         for path, count, scores in predict_glue(task, checkpoint, data, output, batch_size):
             paths.append(path)
