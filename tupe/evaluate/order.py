@@ -83,9 +83,6 @@ class TokenLosses:
     position: np.ndarray  # [n], 0 is [CLS], which masked_lm masks like any other token
     block: np.ndarray  # [n] number of its block
 
-    def mean(self) -> float:
-        return float(self.loss.mean())
-
     def standard_error(self, resamples: int = 1000, seed: int = 1) -> float | None:
         """Of the mean, by the bootstrap over blocks: tokens of one block share their context. None if there is one."""
         sums, counts = self.by_block()
@@ -178,7 +175,7 @@ def evaluate(
             "margin": float(margins.mean()), "margin_error": float(margins.std(ddof=1) / root),
         },
         "loss": {
-            "tokens": len(losses.loss), "mean": losses.mean(), "error": losses.standard_error(),
+            "tokens": len(losses.loss), "mean": float(losses.loss.mean()), "error": losses.standard_error(),
             "by_position": losses.by_position(model.config.max_position_embeddings),
             # a line each, not a line per block
             "blocks": {"nats": " ".join(f"{value:.3f}" for value in sums), "tokens": " ".join(map(str, counts))},
