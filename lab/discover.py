@@ -8,7 +8,6 @@ OUT/<encoding>/lr<rate>_seed<seed> is a run. Once it is over, evaluation.json ho
 
 import json
 import statistics
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -18,14 +17,16 @@ import click
 from tupe import schemes  # noqa: F401  (registers all encodings)
 from tupe.common import options
 from tupe.common.prepared import text_encoder
+from tupe.data.splits import Split
 from tupe.evaluate.extrapolate import extrapolation
-from tupe.evaluate.loading import load_model, text_block
+from tupe.evaluate.loading import load_model
 from tupe.evaluate.order import evaluate
 from tupe.positions import SCHEMES
 from tupe.run import record
 from tupe.run.folder import lock, unlock, write_atomically
 from tupe.sweep import runner
 
+from . import cls as attention_of_cls
 from .execute import check_data
 
 # {name: (position, [CLS])}: the ten best known, in the order of their runs.
@@ -100,7 +101,8 @@ def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
     model, text = load_model(folder / "checkpoint_last.pt", data)
     content = evaluate(model, text, text_encoder(data), SENTENCES, TOKENS)
     del content["loss"]["blocks"]
-    stream = text_block(text, sys.maxsize).numpy()[1:]
+    content["cls"] = attention_of_cls.ratios(model, text)
+    stream = Split(text.data / "valid").tokens
     content["lengths"] = [asdict(loss) for loss in extrapolation(model, stream, LENGTHS, WINDOWS)]
     content["parameters"] = sum(p.numel() for p in model.tupe.encoder.positions.parameters())
     write_atomically(folder / "evaluation.json", json.dumps(content, indent=1, allow_nan=False) + "\n")

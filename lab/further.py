@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 
 from tupe import config
+from tupe.checkpoints.change import stretch
 from tupe.checkpoints.export import export
-from tupe.checkpoints.stretch import stretch
 from tupe.checkpoints.trained import read_model
 from tupe.common import options
 from tupe.common.options import ListOf

@@ -12,14 +12,53 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
+from tupe.attention import Recorder
 from tupe.common import options
 from tupe.common.options import FILE, QuietCommand, seed
-from tupe.common.plotting import grid, heat, save
+from tupe.common.plotting import curves, grid, heat, legend, save, style
 from tupe.common.tables import TextTable
-from tupe.evaluate.loading import load_model, models, text_block
-from tupe.evaluate.probes import identical_word_attention
+from tupe.data.blocks import BOS, EOS
+from tupe.data.splits import Split
+from tupe.evaluate.loading import HeldOut, load_model, models
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.positions import overrides
+from tupe.text import MASK, UNK, TextEncoder
+
+words_option = click.option("--words", type=click.IntRange(1), default=300, show_default=True,
+                            help="The number of random words; each makes a sequence.")  # fmt: skip
+length_option = click.option(
+    "--length", type=click.IntRange(3), help="Tokens of a sequence (default: as many as the model takes)."
+)
+file_option = click.option("--output", type=FILE, required=True, help="The file to write: .png, .svg or .pdf.")
+
+
+@torch.no_grad()
+def identical_word_attention(
+    model: TupeForMaskedLM, symbols: list[str], words: int = 300, length: int | None = None, layer: int = 0,
+    seed: int = 1, batch: int = 4,
+) -> np.ndarray:  # fmt: skip
+    """A [L, L] float64: weights of one layer, averaged over heads and over sequences `<s> w w ... w </s>`.
+
+    Wang et al. (ICLR 2021) probe position encodings so. symbols: the types of its dictionary. words: number of random
+    words w, without replacement where there are enough. length: L, at least 3, default the longest. layer: counted
+    from 0. Raises ValueError for another layer or length.
+    """
+    layers, longest = len(model.tupe.encoder.layers), model.config.max_position_embeddings
+    if not 0 <= layer < layers:
+        raise ValueError(f"unknown layer {layer + 1}; valid, counted from 1: 1 to {layers}")
+    length, specials = length or longest, (*TextEncoder.SPECIALS, MASK, UNK)
+    if not 3 <= length <= longest:
+        raise ValueError(f"a length of {length}; valid: 3 to {longest}, the model's longest")
+    ordinary = [i for i, word in enumerate(symbols) if word not in specials and not word.startswith("madeupword")]
+    chosen = np.random.default_rng(seed).choice(ordinary, words, replace=words > len(ordinary))
+    tokens = torch.from_numpy(chosen)[:, None].repeat(1, length)  # [words, L]
+    tokens[:, 0], tokens[:, -1] = BOS, EOS
+    total = np.zeros((length, length))
+    for part in tokens.split(batch):
+        recorder = Recorder(model.tupe.encoder.normaliser)
+        model.tupe.encoder(part, backend=recorder)
+        total += recorder.weights_of_layers[layer].double().mean(1).sum(0).numpy()
+    return total / words
 
 
 def measures(attention: np.ndarray) -> dict:
@@ -76,6 +115,11 @@ def direction_balance(attention: np.ndarray) -> float:
     return float(forward / backward)
 
 
+def text_block(text: HeldOut, length: int, split: str = "valid") -> torch.Tensor:
+    """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
+    return torch.tensor([BOS, *Split(text.data / split).tokens[: length - 1].tolist()])
+
+
 @torch.no_grad()
 def four_correlations(model: TupeForMaskedLM, tokens: torch.Tensor) -> dict:
     """First-layer logits of a model with absolute positions, split by their origin: name -> [H, L, L].
@@ -109,9 +153,8 @@ def four_correlations(model: TupeForMaskedLM, tokens: torch.Tensor) -> dict:
 
 @click.command("properties", cls=QuietCommand)
 @models
-@click.option("--words", type=click.IntRange(1), default=300, show_default=True,
-              help="The number of random words; each makes a sequence.")  # fmt: skip
-@click.option("--length", type=int, help="Tokens of a sequence (default: as many as the model takes).")
+@words_option
+@length_option
 @click.option("--layer", type=int, default=1, show_default=True, help="The layer, counted from 1.")
 @seed(help="The seed of the choice of words.")
 def properties(models, words, length, layer, seed):
@@ -143,10 +186,76 @@ def correlations(parts: dict) -> Figure:
 @click.command("correlations", cls=QuietCommand)
 @options.checkpoint("The checkpoint of a pre-training.")
 @options.data("The folder of dict.txt (default: that of the training).", required=False)
-@click.option("--length", type=click.IntRange(3), help="Tokens of a sequence (default: as many as the model takes).")
-@click.option("--output", type=FILE, required=True, help="The file to write: .png, .svg or .pdf.")
+@length_option
+@file_option
 def draw_correlations(checkpoint, data, length, output):
     """Draw the word-word, word-position, ... logits of an absolute model's first layer."""
     model, text = load_model(checkpoint, data)
     tokens = text_block(text, length or model.config.max_position_embeddings)
     save(correlations(four_correlations(model, tokens)), output)
+
+
+def attention_figure(matrices: dict) -> Figure:
+    """Attention under identical-word probing, one panel per encoding: label -> A [L, L]. [CLS] and [SEP] are left out;
+    the scale of each panel ends at its 99th percentile."""
+    figure, axes = grid(len(matrices), min(len(matrices), 3), size=2.3, beside=0.8)
+    for axis, (label, matrix) in zip(axes, matrices.items(), strict=False):
+        words = matrix[1:-1, 1:-1]
+        image = heat(axis, words, first=1, vmin=np.percentile(words, 1), vmax=np.percentile(words, 99))
+        axis.set_title(label, fontsize=9)
+        figure.colorbar(image, ax=axis, fraction=0.046, extend="both").ax.tick_params(labelsize=7)
+    figure.supxlabel("key position")
+    figure.supylabel("query position")
+    return figure
+
+
+@click.command("attention", cls=QuietCommand)
+@models
+@words_option
+@length_option
+@file_option
+def draw_attention(models, words, length, output):
+    """Draw the first-layer attention of models under identical-word probing."""
+    matrices = {label: identical_word_attention(model, text.symbols, words, length) for label, model, text in models}
+    save(attention_figure(matrices), output)
+
+
+@torch.no_grad()
+def t5_bias(model: TupeForMaskedLM) -> tuple[np.ndarray, np.ndarray]:
+    """(offsets [2R + 1] from -R to R, bias [H, 2R + 1]) of the first layer's `t5`, up to the offset R where it no
+    longer changes. ValueError for a model without it."""
+    positions = model.tupe.encoder.positions
+    if "t5" not in positions:
+        raise ValueError(f"position {positions.name!r} has no 't5'")
+    scheme = positions.t5[0] if isinstance(positions.t5, torch.nn.ModuleList) else positions.t5
+    reach = min(scheme.max_distance, model.config.max_position_embeddings - 1)
+    offsets = torch.arange(-reach, reach + 1)
+    return offsets.numpy(), (scheme.multiplier * scheme.table(scheme.bucket_of(offsets))).T.numpy()
+
+
+def t5_figure(offsets: np.ndarray, bias: np.ndarray) -> Figure:
+    """T5's bias by offset, one line per head, a marker where a bucket begins. bias: [H, offsets]. Offsets are spaced as
+    T5's buckets are: evenly up to 8, then logarithmically."""
+    figure, (axis,) = curves(width=6)
+    begins = np.flatnonzero(np.r_[True, (bias[:, 1:] != bias[:, :-1]).any(0)]).tolist()
+    for head, values in enumerate(bias):
+        axis.plot(offsets, values, label=f"head {head + 1}", markevery=begins, **style(head))
+    axis.set_xscale("symlog", base=2, linthresh=8, linscale=2.5)
+    ticks = [tick for tick in (0, 4, 8, 16, 32, 64, 128) if tick <= offsets[-1]]
+    axis.set_xticks([-tick for tick in ticks[:0:-1]] + ticks)
+    axis.xaxis.set_major_formatter("{x:.0f}")
+    axis.tick_params(axis="x", labelsize=7)
+    axis.set_xlabel("offset (key - query)")
+    axis.set_ylabel("logit")
+    legend(figure, columns=min(len(bias), 6))
+    return figure
+
+
+@click.command("t5", cls=QuietCommand)
+@options.checkpoint("The checkpoint of a pre-training.")
+@options.data("The folder of dict.txt (default: that of the training).", required=False)
+@file_option
+def draw_t5(checkpoint, data, output):
+    """Draw T5's bias by offset."""
+    model, _ = load_model(checkpoint, data)
+    save(t5_figure(*t5_bias(model)), output)

@@ -26,7 +26,7 @@ from tupe.run import record
 from tupe.run.folder import write_atomically
 from tupe.sweep import runner
 
-from . import collect, delay
+from . import cls, collect, delay
 from .execute import train, train_stage
 from .known import FIRST, TABLES, known_losses
 from .plan import LATER, THIRD, Trial, check_models, cooldown_of, lengths_of, trials
@@ -107,7 +107,7 @@ def evaluation(model: Any, text: HeldOut, data: Path) -> dict:
         values = np.array(content["loss"]["blocks"][name].split(), float)
         sums = np.bincount(documents[: len(values)], values)
         further[f"{name} by document"] = {str(number): total for number, total in enumerate(sums)}
-    return content | {"further": further}
+    return content | {"cls": cls.ratios(model, text), "further": further}
 
 
 def documents_at(sizes: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -18,13 +18,12 @@ from tupe.common import options
 from tupe.common.architectures import ARCHITECTURES, split_size
 from tupe.common.tables import TextTable
 from tupe.evaluate.loading import load_model
-from tupe.evaluate.probes import identical_word_attention
 from tupe.positions import parse
 from tupe.sweep.collection import Model, collect
 from tupe.sweep.compare import command as compare
 from tupe.sweep.scores import COLUMNS, Summary, score_columns, score_name, summarise
 
-from .properties import measures
+from .properties import identical_word_attention, measures
 
 SCORES = {  # our name of a score -> the column of their tables
     "CoLA matthews": "CoLA", "SST-2 accuracy": "SST-2", "MNLI accuracy": "MNLI", "MRPC f1": "MRPC F1",

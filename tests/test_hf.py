@@ -62,11 +62,19 @@ with torch.no_grad():
 """
 
 
+def save_tokenizer(folder):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    inner = Tokenizer(
+        models.WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>").save_pretrained(folder)
+
+
 @pytest.mark.thorough
 def test_a_saved_model_loads_where_this_package_is_not(tmp_path, monkeypatch):
     """... with all its classes, a user's encoding, the labels' names and its tokeniser."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
     from tupe.hf import TupeConfig, TupeForSequenceClassification
     from tupe.positions import SCHEMES, load_scheme_file
 
@@ -81,11 +89,7 @@ def test_a_saved_model_loads_where_this_package_is_not(tmp_path, monkeypatch):
         model.save_pretrained(tmp_path / "saved")
     finally:
         del SCHEMES["bare_slope"]
-    inner = Tokenizer(
-        models.WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}, unk_token="<unk>")
-    )
-    inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>").save_pretrained(tmp_path / "saved")
+    save_tokenizer(tmp_path / "saved")
     assert "mine.py" in (tmp_path / "saved/own_schemes.py").read_text()
     assert not (tmp_path / "saved/tokenization_tupe.py").exists()
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
@@ -93,3 +97,42 @@ def test_a_saved_model_loads_where_this_package_is_not(tmp_path, monkeypatch):
     assert name == "good"
     with torch.no_grad():
         torch.testing.assert_close(torch.tensor(logits), model(torch.tensor([[4, 5, 5]])).logits)
+
+
+OTHERS = """
+import json, sys, torch, transformers
+assert not [name for name in sys.modules if name.partition(".")[0] == "tupe" and sys.modules[name]]
+model = getattr(transformers, sys.argv[1]).from_pretrained("saved", trust_remote_code=True).eval()
+with torch.no_grad():
+    print(json.dumps(model(torch.tensor([[0, 4, 5, 2]]))[0].tolist()))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("library", ["peft", "sentence_transformers"])
+def test_what_another_library_saves_loads_there_too(library, tmp_path, monkeypatch):
+    """A merged adapter, and an encoder of sentences."""
+    from tupe.hf import TupeConfig, TupeForSequenceClassification, TupeModel
+
+    package = pytest.importorskip(library)
+    config = TupeConfig(
+        30, position="untied+t5", cls_position="untied", hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    if library == "peft":
+        auto, plain = "AutoModelForSequenceClassification", TupeForSequenceClassification(config)
+        adapted = package.get_peft_model(
+            plain, package.LoraConfig(target_modules=["qkv", "out", "q"], init_lora_weights=False)
+        )
+        model = adapted.merge_and_unload().eval()
+        model.save_pretrained(tmp_path / "saved")
+    else:
+        auto, model = "AutoModel", TupeModel(config).eval()
+        model.save_pretrained(tmp_path / "own")
+        save_tokenizer(tmp_path / "own")
+        modules = [package.models.Transformer(str(tmp_path / "own")), package.models.Pooling(16)]
+        package.SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "saved"))
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "cache"))
+    out = json.loads(run(BLOCK.format(names=["tupe", *OPTIONAL]) + OTHERS, auto, cwd=tmp_path).splitlines()[-1])
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(out), model(torch.tensor([[0, 4, 5, 2]]))[0])

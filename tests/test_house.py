@@ -17,6 +17,7 @@ import yaml
 from helpers import CONFIGS, PLUGIN, write_data
 
 import tupe
+from tupe.checkpoints.export import NOT_EXPORTED
 
 ROOT = CONFIGS.parent
 TRAIN = """
@@ -127,7 +128,7 @@ def test_the_classes_for_transformers_name_every_file_of_the_model():
         tree = ast.parse((PLUGIN / f"{module}.py").read_text(encoding="utf-8"))
         return {node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1}
 
-    model = {file.stem for file in PLUGIN.glob("*.py")} - {"__init__", "__main__", "hf", "config", "own_attention"}
+    model = {file.stem for file in PLUGIN.glob("*.py")} - NOT_EXPORTED
     classes, text = {"configuration_tupe", "modeling_tupe", "tokenization_tupe"}, {"text", "normaliser"}
     assert named("configuration_tupe") == model - classes - text
     assert named("tokenization_tupe") == text

@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[1]
 IS_5 = int(transformers.__version__.partition(".")[0]) >= 5
 HEADS = ["MaskedLM", "SequenceClassification", "QuestionAnswering", "TokenClassification", "MultipleChoice"]
-NOT_CODE = {"__init__", "__main__", "hf", "config", "own_attention"}
+NOT_CODE = {"__init__", "__main__", "hf", "config", "own_attention", "backend_triton", "triton_attention"}
 REVIEWS = ["a good film .", "a bad film that nobody liked .", "she looked out of the window .", "they sang ."]
 
 

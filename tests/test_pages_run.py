@@ -70,8 +70,6 @@ SMALL = {
     "pretrain": f"--gpus 0 {SHORT} --warmup-updates 1 --nodes 1",
     "finetune": "--gpus 0 --num-workers 0 --max-epoch 1",
     "sweep": "--dry-run",
-    "checkpoint average": "--last 2",
-    "plot attention": "--words 3",
     "order": "--sentences 2 --tokens 100",
     "extrapolate": "--lengths 20,40 --windows 2",
 }

@@ -1,19 +1,33 @@
 """The backends of attention, and the choice of one for a model on a device."""
 
+import importlib
+from types import ModuleType
+
 import torch
 
 from .attention import Backend, Plain
 from .backend_cpu import Cpu
 from .backend_sdpa import Sdpa
-from .backend_triton import Triton, wins
 from .positions import Positions
 from .tracing import is_traced, is_transformed
 from .windows import Chunking, Windowed
 
 __all__ = ["BACKENDS", "choose", "make"]
 
+
+def for_cards() -> ModuleType | None:
+    """Triton's kernels, which are no part of an export: it is imported by name, where transformers sees it not."""
+    try:
+        return importlib.import_module(f"{__package__}.backend_triton")
+    except ModuleNotFoundError:
+        return None
+
+
+TRITON = for_cards()
 # By the name that the option `attention` knows.
-BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa, "triton": Triton}
+BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa}
+if TRITON:
+    BACKENDS["triton"] = TRITON.Triton
 
 
 def make(name: str, positions: Positions, normaliser: str) -> Backend:
@@ -57,16 +71,18 @@ def triton_wins(
 ) -> bool:  # fmt: skip
     """Whether a model with a bias is faster with Triton's kernels: measured on the card, at the first forward pass of
     about this length (the next power of 2, of 64 to 2048)."""
-    if is_traced() or not torch.cuda.is_initialized() or dtype == torch.float32:
+    if TRITON is None or is_traced() or not torch.cuda.is_initialized() or dtype == torch.float32:
         return False
     changes = positions.having["reach"] or positions.having["rotate"]  # the work, or the widths
-    if changes or not positions.has_bias() or Triton().refuses(positions, normaliser, device, dtype):
+    if changes or not positions.has_bias() or TRITON.Triton().refuses(positions, normaliser, device, dtype):
         return False
     about = min(max(64, 1 << (length - 1).bit_length()), 2048)
     with torch.cuda.device(device):
         if torch.cuda.is_current_stream_capturing():
             return False
         try:
-            return wins(positions.dims.heads, positions.dims.head_dim, dtype, about, torch.cuda.get_device_name(device))
+            return TRITON.wins(
+                positions.dims.heads, positions.dims.head_dim, dtype, about, torch.cuda.get_device_name(device)
+            )
         except torch.cuda.OutOfMemoryError:  # to be measured when there is room
             return False

@@ -12,7 +12,6 @@ from transformers import PretrainedConfig
 from .attention import Backend  # noqa: F401
 from .backend_cpu import Cpu  # noqa: F401
 from .backend_sdpa import Sdpa  # noqa: F401
-from .backend_triton import Triton  # noqa: F401
 from .backends import BACKENDS  # noqa: F401
 from .cpu import Linear  # noqa: F401
 from .encoder import Encoder  # noqa: F401
@@ -30,7 +29,6 @@ from .schemes_content import Shaw  # noqa: F401
 from .schemes_rotation import Rope  # noqa: F401
 from .token_positions import TokenPositions  # noqa: F401
 from .tracing import is_traced  # noqa: F401
-from .triton_attention import attention  # noqa: F401
 from .windows import Chunks  # noqa: F401
 
 NAMES = names_in("hugging_face")  # our option -> its name in config.json

@@ -32,8 +32,8 @@ from tupe.plugin.ordered import Items
 
 HEAD = "next_sentence"
 CRITERION = "masked_lm_next_sentence"
-gate.allow("task", HEAD, gate.ADMITTED["task"]["tupe_masked_lm"])
-gate.allow("criterion", CRITERION, gate.ADMITTED["criterion"]["masked_lm"])
+gate.ADMITTED["task"][HEAD] = gate.ADMITTED["task"]["tupe_masked_lm"]
+gate.ADMITTED["criterion"][CRITERION] = gate.ADMITTED["criterion"]["masked_lm"]
 
 
 @dataclass

@@ -16,7 +16,7 @@ from helpers import PLUGIN, fairseq_arguments, load, pretrain_arguments, split_d
 from omegaconf import OmegaConf
 
 from lab import further
-from tupe.checkpoints import swap
+from tupe.checkpoints.change import swap_command
 from tupe.encoder import second_segment
 from tupe.run import record
 
@@ -168,7 +168,7 @@ def test_lengths_follow_each_other(start, tmp_path):
 def test_training_goes_on_in_two_phases_with_next_sentences(start, tmp_path):
     data, checkpoint = start
     words = ["--position=t5", "--cls=tied", f"--output={tmp_path}/swapped"]
-    assert CliRunner().invoke(swap.command, [f"--checkpoint={checkpoint}", *words]).exit_code == 0
+    assert CliRunner().invoke(swap_command, [f"--checkpoint={checkpoint}", *words]).exit_code == 0
     command = [sys.executable, "-m", "lab", "continue", f"--data={data}", f"--checkpoint={tmp_path}/swapped"]
     command += [f"--output={tmp_path}/run", "--epochs=2,1", "--lengths=20,24", "--next-sentence", "--gpus=0"]
     command += ["--allocator=none", "--batch-size=4", "--update-freq=1", "--num-workers=0"]

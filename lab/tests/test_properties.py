@@ -6,18 +6,20 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import build_masked_lm, pretrain_arguments, train, write_data
+from helpers import attention_weights, build_masked_lm, pretrain_arguments, train, write_data
 
 from lab.__main__ import main
+from lab.cls import cls_attention
 from lab.properties import (
     direction_balance,
     four_correlations,
+    identical_word_attention,
     measures,
     monotonicity_violation,
     symmetry_violation,
+    t5_bias,
     translation_violation,
 )
-from tupe.evaluate.probes import identical_word_attention
 
 SYMBOLS = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(49)), "<mask>"]
 OFFSETS = np.arange(8)[None] - np.arange(8)[:, None]  # j - i
@@ -80,6 +82,55 @@ def test_identical_words_without_positions_say_nothing():
     assert values["symmetry violation"] < 1e-7
 
 
+def test_identical_words():
+    model = build_masked_lm("bert_r_tiny", max_positions=12).eval()
+    mean_attention = identical_word_attention(model, SYMBOLS, words=3, seed=5)
+    assert mean_attention.shape == (12, 12) and mean_attention.sum(1) == pytest.approx(np.ones(12))
+    # By hand: the same words one after the other.
+    words = np.random.default_rng(5).choice(np.arange(4, 53), 3, replace=False)
+    total = 0
+    for word in words:
+        tokens = torch.tensor([[0, *[word] * 10, 2]])
+        total = total + attention_weights(model.tupe.encoder, tokens)[0][0].mean(0).detach().numpy() / 3
+    np.testing.assert_allclose(mean_attention, total, atol=1e-6)
+
+
+def test_lengths_and_layers_that_do_not_fit_are_refused():
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
+    with pytest.raises(ValueError, match="a length of 17; valid: 3 to 16"):
+        identical_word_attention(model, SYMBOLS, words=2, length=17)
+    with pytest.raises(ValueError, match="layer 3; .* 1 to 2"):
+        identical_word_attention(model, SYMBOLS, words=2, layer=2)
+
+
+def test_t5_bias_by_offset():
+    model = build_masked_lm("bert_r_tiny", max_positions=300)
+    torch.nn.init.normal_(model.tupe.encoder.positions.t5.table.weight)
+    offsets, bias = t5_bias(model)
+    logits = model.tupe.encoder.positions.terms(300)[0][0].detach()
+    assert offsets[0] == -128 and offsets[-1] == 128
+    for offset, value in zip(offsets, bias.T, strict=True):
+        assert (logits[:, 150, 150 + offset].numpy() == value).all()
+    with pytest.raises(ValueError, match="absolute"):
+        t5_bias(build_masked_lm("bert_a_tiny"))
+
+
+def test_uniform_attention_of_cls_is_one():
+    model = build_masked_lm("tupe_a_tiny", max_positions=32).eval()
+    tokens = torch.randint(4, 50, (3, 32), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for layer in model.tupe.encoder.layers:
+            layer.attention.qkv.weight.zero_()
+    assert cls_attention(model, tokens) == pytest.approx(np.ones((2, 2)), abs=1e-5)  # theta is a constant
+    with torch.no_grad():
+        model.tupe.encoder.layers[1].attention.qkv.weight.normal_()
+    ratio = cls_attention(model, tokens)
+    weights = attention_weights(model.tupe.encoder, tokens)[1][:, :, 0, 1:9].sum(-1).mean(0) / (8 / 32)
+    np.testing.assert_allclose(ratio[1], weights.detach(), atol=1e-5)
+    with pytest.raises(ValueError, match="8 positions"):
+        cls_attention(model, tokens[:, :9])
+
+
 def test_four_correlations():
     """The four sum to the logits of a model without biases; each is what its name says: it vanishes with its factor."""
     torch.manual_seed(0)
@@ -130,7 +181,11 @@ def test_commands(tmp_path):
     result = CliRunner().invoke(main, ["properties", f"BERT={checkpoint}", "--words=3"])
     assert result.exit_code == 0, result.output
     assert "| translation violation |" in result.output and "BERT" in result.output
-    words = ["correlations", f"--checkpoint={checkpoint}", "--length=20", f"--output={tmp_path}/parts.png"]
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "parts.png").read_bytes().startswith(b"\x89PNG")
+    result = CliRunner().invoke(main, ["cls", f"BERT={checkpoint}"])
+    assert result.exit_code == 0 and "| BERT | " in result.output, result.output
+    for words in (["correlations", f"--checkpoint={checkpoint}"], ["attention", checkpoint, "--words=3"]):
+        result = CliRunner().invoke(main, [*words, "--length=20", f"--output={tmp_path}/{words[0]}.png"])
+        assert result.exit_code == 0, result.output
+        assert (tmp_path / f"{words[0]}.png").read_bytes().startswith(b"\x89PNG")
+    result = CliRunner().invoke(main, ["t5", f"--checkpoint={checkpoint}", f"--output={tmp_path}/t5.png"])
+    assert result.exit_code == 2 and "has no 't5'" in result.output

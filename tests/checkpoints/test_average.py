@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 from helpers import our_checkpoint
 
-from tupe.checkpoints.average import average, newest
+from tupe.checkpoints.change import average
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 
@@ -23,19 +23,18 @@ def checkpoint(tmp_path):
     return our_checkpoint(tmp_path / "a.pt", 1.0, 3)
 
 
-def test_average_of_the_last(checkpoint, tmp_path):
+def test_average(checkpoint, tmp_path):
     for number, value in enumerate([100.0, 1.0, 2.0, 6.0]):
         our_checkpoint(tmp_path / f"checkpoint_1_{number + 8}.pt", value, number + 8)
-    (tmp_path / "checkpoint_last.pt").write_bytes((tmp_path / "checkpoint_1_11.pt").read_bytes())
-    assert [read_model(path).updates for path in newest(tmp_path, 3)] == [9, 10, 11]
-    done = run("average", "--last", 3, tmp_path, "--output", tmp_path / "mean")
+    last = [tmp_path / f"checkpoint_1_{number}.pt" for number in (9, 10, 11)]
+    done = run("average", *last, "--output", tmp_path / "mean")
     assert done.exit_code == 0, done.output
     mean = read_model(tmp_path / "mean")
     floats = [value for value in mean.weights.values() if value.is_floating_point()]
     assert floats and all(value.eq(3).all() for value in floats) and mean.updates == 11
     assert "11, mean of 3 checkpoints" in (tmp_path / "mean" / "README.md").read_text()
-    with pytest.raises(ValueError, match="4, not 5"):
-        newest(tmp_path, 5)
+    with pytest.raises(ValueError, match="at least two checkpoints, not 1"):
+        average(last[:1])
     other = our_checkpoint(tmp_path / "other.pt", 1.0, 1, types=13)
     with pytest.raises(ValueError, match=r"another model .* encoder\.tokens\.weight"):
         average([checkpoint, other])
@@ -60,7 +59,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_is_not_written(name, checkpoint, tmp_path):
-    """Over another model, under a file's name, of weights that are not finite, without the dictionary or with another
+    """Over another model, of weights that are not finite, without the dictionary or with another
     one, and of another model of fairseq's."""
 
     def refused(output, *more):
@@ -72,7 +71,6 @@ def test_what_is_not_written(name, checkpoint, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "config.json").write_text("{}")
     assert "has a config.json already" in refused("there")
-    assert "a model is written as a folder" in refused("new.pt")
     assert "nowhere has no dict.txt" in refused("out", "--data", tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "dict.txt").write_text("a 1\n")

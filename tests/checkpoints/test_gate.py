@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 
 from tupe.checkpoints.convert import from_released
 from tupe.checkpoints.export import export
-from tupe.checkpoints.gate import ADMITTED, COMMON, admit, allow, read_checkpoint
+from tupe.checkpoints.gate import ADMITTED, COMMON, admit, read_checkpoint
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 from tupe.evaluate.loading import load_model
@@ -161,11 +161,10 @@ def test_the_options_are_those_of_fairseq(part):
     assert ours - {*ADMITTED[part]} <= {"from_checkpoint"}
 
 
-def test_parts_that_stand_on_ours_pass_when_they_are_allowed(state, monkeypatch):
+def test_parts_that_stand_on_ours_pass_when_they_are_added(state, monkeypatch):
     with pytest.raises(ValueError, match="its task is 'mine'"):
         admit(put(state, "cfg.task._name", "mine"), "x.pt")
-    monkeypatch.setitem(ADMITTED, "task", {**ADMITTED["task"]})
-    allow("task", "mine", {"data": str, "more": ("a", "b")})
+    monkeypatch.setitem(ADMITTED["task"], "mine", {"data": str, "more": ("a", "b")})
     assert admit(put(state, "cfg.task._name", "mine"), "x.pt")["cfg"]["task"].keys() == {"_name", "data"}
     with pytest.raises(ValueError, match="cfg.task.more is 'c'; valid: a, b"):
         admit(put(state, "cfg.task", {"_name": "mine", "more": "c"}), "x.pt")
@@ -368,7 +367,6 @@ HOSTILE_FOLDERS = {  # what is written into a folder of ours: config.json's sett
         "chat_template": "{{ cycler.__init__.__globals__.os.mkdir('PWNED') }}",
     }}, None),
     "adapter": ({"adapter_config.json": {"base_model_name_or_path": "evil"}}, "has an adapter"),
-    "shards": ({"model.safetensors.index.json": {"weight_map": {"x": ["CODE"]}}}, "cannot be read"),
     "pickle": ({"pytorch_model.bin": None}, "cannot be read|refused"),
     "cut": ({"model.safetensors": b"x"}, "model.safetensors cannot be read"),
     "file of fairseq": ({"as_fairseq.pt": None}, None),
@@ -392,7 +390,7 @@ def write_folder(source, name, folder):
             (copy / file).write_text(json.dumps(content))
         else:
             torch.save({"cfg": Pickled(folder), "x": Pickled(folder)}, copy / file)
-    if "pytorch_model.bin" in files or name == "shards":
+    if "pytorch_model.bin" in files:
         (copy / "model.safetensors").unlink()
     return copy, said
 
@@ -453,8 +451,6 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "checkpoint stretch": "--checkpoint={path} --length=40 --output={out}",
     "checkpoint swap": "--checkpoint={path} --position=t5 --data={data} --output={out}",
     "plot positions": "--checkpoint={path} --data={data} --output={out}",
-    "plot attention": "{path} --data={data} --output={out}",
-    "plot t5": "--checkpoint={path} --data={data} --output={out}",
 }
 
 

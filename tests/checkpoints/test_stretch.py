@@ -5,7 +5,7 @@ import torch
 from click.testing import CliRunner
 from helpers import load, pretrain_arguments, train
 
-from tupe.checkpoints.stretch import command, stretch
+from tupe.checkpoints.change import stretch, stretch_command
 from tupe.checkpoints.trained import read_model
 
 OLD, NEW = 24, 46  # every second position of the new table, counted from the first word, is an old one
@@ -25,7 +25,9 @@ def trained(data, tmp_path_factory):
 
 
 def run(checkpoint, length, output):
-    done = CliRunner().invoke(command, [f"--checkpoint={checkpoint}", f"--length={length}", f"--output={output}"])
+    done = CliRunner().invoke(
+        stretch_command, [f"--checkpoint={checkpoint}", f"--length={length}", f"--output={output}"]
+    )
     assert done.exit_code == 0 and f"{OLD} -> {length} positions" in done.output, done.output
 
 

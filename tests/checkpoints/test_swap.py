@@ -5,8 +5,7 @@ import torch
 from click.testing import CliRunner
 from helpers import load, pretrain_arguments, train, write_data
 
-from tupe.checkpoints.stretch import stretch
-from tupe.checkpoints.swap import command, swap_position
+from tupe.checkpoints.change import stretch, swap_command, swap_position
 from tupe.checkpoints.trained import read_model
 
 
@@ -20,7 +19,7 @@ def trained(tmp_path_factory):
 
 
 def run(*words):
-    result = CliRunner().invoke(command, words)
+    result = CliRunner().invoke(swap_command, words)
     assert result.exit_code == 0, result.output
 
 
@@ -96,5 +95,5 @@ def test_classification_heads_stay(trained):
     ],
 )
 def test_what_cannot_be_swapped_is_said(trained, tmp_path, words, message):
-    result = CliRunner().invoke(command, [f"--checkpoint={trained[1]}", f"--output={tmp_path}/x", *words])
+    result = CliRunner().invoke(swap_command, [f"--checkpoint={trained[1]}", f"--output={tmp_path}/x", *words])
     assert result.exit_code == 2 and message in result.output and not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from helpers import PLUGIN
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tupe.checkpoints.export import export
 from tupe.checkpoints.trained import fingerprint, read_model
@@ -57,20 +57,6 @@ def test_a_finished_run_has_its_model(pretrained, vocabulary):
     assert (run / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
 
 
-def test_shards_of_transformers_are_one_model(folder, tmp_path):
-    copy, weights = shutil.copytree(folder, tmp_path / "sharded"), load_file(folder / "model.safetensors")
-    (copy / "model.safetensors").unlink()
-    places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(weights)}
-    for file in {*places.values()}:
-        save_file({name: value for name, value in weights.items() if places[name] == file}, copy / file)
-    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    found = read_model(copy).tensors()
-    assert found.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in found.items())
-    (copy / "model-1.safetensors").unlink()
-    with pytest.raises(ValueError, match="model-1.safetensors cannot be read"):
-        read_model(copy)
-
-
 def test_blocks_of_an_export_fit_into_its_model(folder, vocabulary):
     """It has no record that says how long those of pre-training were."""
     model, text = load_model(folder, vocabulary)
@@ -98,7 +84,6 @@ def test_no_command_needs_fairseq(pretrained, folder, vocabulary, tmp_path):
         commands += [
             ["order", path, "--sentences=4", "--tokens=200", f"--output={out}/order", f"--data={vocabulary}"],
             ["minimal-pairs", path, f"--pairs={pairs}", f"--output={out}/pairs"],
-            ["plot", "attention", path, "--words=2", f"--output={out}/attention.png"],
             ["plot", "positions", model, f"--output={out}/positions.png"],
             ["checkpoint", "average", path, path, f"--output={out}/mean"],
             ["checkpoint", "stretch", model, "--length=40", f"--output={out}/stretched"],

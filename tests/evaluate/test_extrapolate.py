@@ -29,20 +29,15 @@ def model(position, **options):
 
 
 def test_windows(stream):
-    drawn = draw_windows(stream, N, M, 20)
+    words, masked = draw_windows(stream, N, M, 20)
     begin = (M - N) // 2
-    assert drawn.words.shape == drawn.masked.shape == (20, M - 2)
-    assert (
-        (drawn.scored.sum(1) == 1).all()
-        and not drawn.scored[:, :begin].any()
-        and not drawn.scored[:, begin + N - 2 :].any()
-    )
-    assert (drawn.masked & drawn.scored == drawn.scored).all() and drawn.masked[:, :begin].any()
-    middles = drawn.words[:, begin : begin + N - 2]
+    assert words.shape == masked.shape == (20, M - 2)
+    assert (masked[:, begin : begin + N - 2].sum(1) == 1).all() and masked[:, :begin].any()
+    middles = words[:, begin : begin + N - 2]
     places = [stream.tobytes().find(row.tobytes()) // 8 for row in middles]
     assert all(b - a >= N - 2 for a, b in zip(places, places[1:], strict=False))  # no token is scored twice
     assert places[0] == begin and places[-1] > len(stream) - M  # from the first to the last word
-    assert np.array_equal(drawn.masked, draw_windows(stream, N, M, 20).masked)
+    assert np.array_equal(masked, draw_windows(stream, N, M, 20)[1])
     with pytest.raises(ValueError, match="46 windows of 40 tokens, fewer than 47; valid here: --windows 46 or fewer"):
         draw_windows(stream, N, M, 47)
     with pytest.raises(ValueError, match="fewer than 2; valid here: smaller --lengths$"):
@@ -53,13 +48,13 @@ def test_windows(stream):
 def test_losses_are_those_of_one_sequence_at_a_time(stream, length):
     ours, drawn = model("t5"), draw_windows(stream, N, M, 6)
     begin, expected = (M - length) // 2, []
-    for words, masked, scored in zip(drawn.words, drawn.masked, drawn.scored, strict=True):
+    for words, masked in zip(*drawn, strict=True):
         ids = [54 if hidden else word for word, hidden in zip(words.tolist(), masked, strict=True)]
         with torch.no_grad():
             logits = ours(torch.tensor([[0, *ids[begin : begin + length - 2], 2]])).logits[0]
-        (place,) = np.flatnonzero(scored)
+        (place,) = (M - N) // 2 + np.flatnonzero(masked[(M - N) // 2 :][: N - 2])
         expected.append(F.cross_entropy(logits[1 + place - begin], torch.tensor(words[place])).item() / math.log(2))
-    np.testing.assert_allclose(window_losses(ours, drawn, length, batch_tokens=3 * length), expected, rtol=1e-4)
+    np.testing.assert_allclose(window_losses(ours, drawn, N, length, batch_tokens=3 * length), expected, rtol=1e-4)
 
 
 def test_context_matters_only_where_there_is_attention_to_it(stream):

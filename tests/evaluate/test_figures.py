@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import pretrain_arguments, train, write_data
+from helpers import build_masked_lm, pretrain_arguments, train, write_data
 from matplotlib.text import Text
 
 from tupe.cli import main
 from tupe.common import plotting
 from tupe.evaluate import figures
+from tupe.evaluate.figures import positional_logits
 from tupe.run.record import Record
 
 
@@ -45,18 +46,10 @@ def texts_are_whole(monkeypatch):
     monkeypatch.setattr(figures, "save", save)
 
 
-@pytest.mark.parametrize(
-    ("figure", "sources"),
-    [
-        ("positions", ["--checkpoint={tupe_a}"]),
-        ("t5", ["--checkpoint={tupe_r}", "--layer=2"]),
-        pytest.param("attention", ["T5={tupe_r}", "TUPE-A={tupe_a}", "--words=3"], marks=pytest.mark.thorough),
-    ],
-)
-def test_figures_of_checkpoints(runs, tmp_path, figure, sources):
-    path = tmp_path / "folder" / f"{figure}.png"
-    sources = [source.format(**runs[0]) for source in sources]
-    result = tupe("plot", figure, *sources, "--output", path, "--title", "a title")
+def test_figures_of_checkpoints(runs, tmp_path):
+    path = tmp_path / "folder" / "positions.png"
+    words = ["--checkpoint", runs[0]["tupe_a"], "--output", path.with_suffix("")]
+    result = tupe("plot", "positions", *words)
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -64,13 +57,13 @@ def test_figures_of_checkpoints(runs, tmp_path, figure, sources):
 def test_the_layer_that_is_named_is_drawn(runs, monkeypatch, tmp_path):
     model, text = figures.load_model(runs[0]["tupe_r"])
     with torch.no_grad():
-        model.tupe.encoder.positions["t5"][1].table.weight.fill_(7)
+        model.tupe.encoder.positions["t5"][1].table.weight.fill_(700)
     monkeypatch.setattr(figures, "load_model", lambda *_: (model, text))
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure.axes[0].lines[0].get_ydata()))
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure.axes[0].images[0].get_array()))
     for layer in (1, 2):
-        tupe("plot", "t5", f"--checkpoint={runs[0]['tupe_r']}", f"--layer={layer}", f"--output={tmp_path}/x")
-    assert [(values == 7).all() for values in drawn] == [False, True]
+        tupe("plot", "positions", f"--checkpoint={runs[0]['tupe_r']}", f"--layer={layer}", f"--output={tmp_path}/x")
+    assert [values.min() > 500 for values in drawn] == [False, True]
     other = tupe("plot", "positions", f"--checkpoint={runs[0]['tupe_r']}", f"--output={tmp_path}/y", "--layer=3")
     assert other.exit_code == 2 and "unknown layer 3; valid, counted from 1: 1 to 2" in other.output
 
@@ -86,6 +79,16 @@ def test_loss_curves_of_runs(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     assert drawn == {"A": ([5, 10], [4.0, 4.0])}
     assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+def test_positional_logits_are_the_models():
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
+    logits = positional_logits(model)
+    (terms, *_) = model.tupe.encoder.layer_inputs(16)
+    torch.testing.assert_close(logits, terms.prepared.bias)
+    assert logits.shape == (2, 16, 16)
+    with pytest.raises(ValueError, match="absolute"):
+        positional_logits(build_masked_lm("bert_a_tiny"))
 
 
 def test_positions_are_counted_from_cls():
@@ -115,11 +118,11 @@ def test_no_losses_no_figure(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["t5", "--checkpoint={tupe_a}"], "has no 't5'"),
         (["positions", "--checkpoint=missing.pt"], "missing.pt"),
         (["positions", "--checkpoint={tupe_a}", "--length=0"], "--length"),
         (["positions", "--checkpoint={tupe_a}", "--data=/nowhere"], "/nowhere"),
-        (["attention", "A={tupe_a}", "A={tupe_r}"], "each its own label"),
+        (["positions", "--checkpoint={tupe_a}", "--length=9999"], "a length of 9999; valid: at most"),
+        (["loss", "A={tupe_a}", "A={tupe_r}"], "each its own label"),
     ],
 )
 def test_what_cannot_be_drawn_is_named(runs, tmp_path, arguments, message):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tupe.cli import main
 from tupe.data.splits import read_symbols
 from tupe.evaluate.likelihood import pseudo_log_likelihoods
-from tupe.evaluate.loading import labelled, load_model, text_block
+from tupe.evaluate.loading import labelled, load_model
 
 
 def test_labels(tmp_path, monkeypatch):
@@ -35,24 +35,14 @@ def test_labels(tmp_path, monkeypatch):
 
 def test_models_are_arguments_or_follow_an_option(pretrained, vocabulary, nopos, tmp_path):
     """All commands of evaluation take them so, one beside the other."""
-    words = ["plot", "attention", f"--data={vocabulary}", "--words=2", "--length=8"]
-    pictures = []
+    words, results = ["extrapolate", f"--data={vocabulary}", "--lengths=8", "--windows=2"], []
     for sources in ([f"a={pretrained}", f"b={nopos}"], [f"--checkpoint=b={nopos}", f"a={pretrained}"]):
-        result = CliRunner().invoke(main, [*words, *sources, f"--output={tmp_path}/x.png"])
+        result = CliRunner().invoke(main, [*words, *sources, f"--output={tmp_path}/x"])
         assert result.exit_code == 0, result.output
-        pictures.append((tmp_path / "x.png").read_bytes())
-    assert pictures[0] == pictures[1]
-    none = CliRunner().invoke(main, [*words, f"--output={tmp_path}/y.png"])
+        results.append((tmp_path / "x" / "extrapolation.json").read_text())
+    assert results[0] == results[1]
+    none = CliRunner().invoke(main, [*words, f"--output={tmp_path}/y"])
     assert none.exit_code == 2 and "no model is named; give one or more as [LABEL=]CHECKPOINT" in none.output
-
-
-def test_text_block(pretrained, vocabulary):
-    _, text = load_model(pretrained, vocabulary)
-    tokens = text_block(text, 24)
-    assert len(tokens) == 24 and tokens[0] == 0
-    assert torch.equal(text_block(text, 10), tokens[:10])
-    with pytest.raises(ValueError, match="has no split 'test'"):
-        text_block(text, 24, split="test")
 
 
 def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary, tmp_path):

@@ -11,7 +11,6 @@ from tupe.evaluate import minimal_pairs
 from tupe.evaluate.loading import load_model
 from tupe.evaluate.minimal_pairs import (
     MINIMUM,
-    Pair,
     Paradigm,
     accuracies,
     credit,
@@ -35,7 +34,7 @@ def test_reads_files_and_folders(tmp_path):
     write_rows(folder / ".hidden" / "b.jsonl", [ROW])
     (folder / "README.txt").write_text("Pairs of sentences.\n")
     (swap,) = read_paradigms(folder)
-    assert (swap.name, swap.phenomenon, swap.pairs[1]) == ("swap", "order", Pair("The dog ran.", "Cat the sat."))
+    assert (swap.name, swap.phenomenon, swap.pairs[1]) == ("swap", "order", ("The dog ran.", "Cat the sat."))
     assert read_paradigms(folder / "swap.jsonl") == [swap]
 
 
@@ -89,9 +88,9 @@ def test_standard_errors_are_those_of_means():
 def pairs():
     verbs = ("sat", "sang", "ran", "fast")
     words = [[a, b, c] for a, b in (("the", "cat"), ("the", "birds"), ("dogs", "and")) for c in verbs][: MINIMUM + 1]
-    order = Paradigm("order", "order", [Pair(f"{a} {b} {c}.", f"{b} {a} {c}.") for a, b, c in words])
-    case = Paradigm("case", "case", [Pair("The cat sat.", "the cat sat.")])
-    other = Paradigm("other", "other", [Pair("The cat sat.", "The cat sang."), Pair("Dogs ran.", "Dogs ran fast.")])
+    order = Paradigm("order", "order", [(f"{a} {b} {c}.", f"{b} {a} {c}.") for a, b, c in words])
+    case = Paradigm("case", "case", [("The cat sat.", "the cat sat.")])
+    other = Paradigm("other", "other", [("The cat sat.", "The cat sang."), ("Dogs ran.", "Dogs ran fast.")])
     return [order, case, other]
 
 
@@ -114,7 +113,7 @@ def test_with_positions_it_is_not(pairs, vocabulary, pretrained):
 def test_command(pairs, vocabulary, pretrained, nopos, tmp_path):
     (tmp_path / "pairs").mkdir()
     for paradigm in pairs:
-        rows = [{**ROW, "sentence_good": pair.good, "sentence_bad": pair.bad} for pair in paradigm.pairs]
+        rows = [{**ROW, "sentence_good": good, "sentence_bad": bad} for good, bad in paradigm.pairs]
         write_rows(tmp_path / "pairs" / f"{paradigm.name}.jsonl", rows)
     words = [f"a/b={pretrained}", f"none={nopos}", f"--pairs={tmp_path}/pairs", f"--data={vocabulary}"]
     result = CliRunner().invoke(minimal_pairs.command, [*words, f"--output={tmp_path}/out"])

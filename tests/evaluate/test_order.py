@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 from helpers import attention_weights, build_masked_lm
 
+from tupe.attention import Plain
 from tupe.checkpoints.gate import read_checkpoint
 from tupe.cli import main
 from tupe.evaluate.loading import load_model
 from tupe.evaluate.order import (
     TokenLosses,
-    cls_attention,
     command,
     evaluate,
     held_out_sentences,
@@ -99,22 +99,6 @@ def test_groups_and_errors_of_losses():
     assert grouped["8-15"][0] == pytest.approx(loss[4::5].mean())
 
 
-def test_uniform_attention_of_cls_is_one():
-    model = build_masked_lm("tupe_a_tiny", max_positions=32).eval()
-    tokens = torch.randint(4, 50, (3, 32), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for layer in model.tupe.encoder.layers:
-            layer.attention.qkv.weight.zero_()
-    assert cls_attention(model, tokens) == pytest.approx(np.ones((2, 2)), abs=1e-5)  # theta is a constant
-    with torch.no_grad():
-        model.tupe.encoder.layers[1].attention.qkv.weight.normal_()
-    ratio = cls_attention(model, tokens)
-    weights = attention_weights(model.tupe.encoder, tokens)[1][:, :, 0, 1:9].sum(-1).mean(0) / (8 / 32)
-    np.testing.assert_allclose(ratio[1], weights.detach(), atol=1e-5)
-    with pytest.raises(ValueError, match="8 positions"):
-        cls_attention(model, tokens[:, :9])
-
-
 def test_everything_at_once(pretrained, vocabulary):
     model, text = load_model(pretrained, vocabulary)
     content = evaluate(model, text, TextEncoder(vocabulary), sentences=10, tokens=300)
@@ -124,7 +108,6 @@ def test_everything_at_once(pretrained, vocabulary):
     sums, tokens = (np.array(content["loss"]["blocks"][name].split(), dtype=float) for name in ("nats", "tokens"))
     assert len(sums) == len(tokens) > 1 and tokens.sum() == content["loss"]["tokens"]
     assert sums.sum() / tokens.sum() == pytest.approx(content["loss"]["mean"], abs=1e-3)
-    assert np.shape(content["cls"]["ratio"]) == (2, 2)
 
 
 def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, tmp_path):
@@ -155,3 +138,13 @@ def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):
     result = CliRunner().invoke(command, [*words, "--sentences=4", "--tokens=200"])
     assert result.exit_code == 0, result.output
     assert "other: other masks or blocks, its loss does not compare (mask_prob 0.3, not 0.15)" in result.output
+
+
+def test_attention_weights_of_a_later_layer():
+    model = build_masked_lm("tupe_r_tiny", max_positions=16).eval()
+    tokens = torch.randint(4, 40, (2, 16))
+    _, hiddens = model.tupe.encoder(tokens, return_all_hiddens=True)
+    q, k, _ = model.tupe.encoder.layers[1].attention.project(hiddens[1])
+    terms = model.tupe.encoder.layer_inputs(tokens.size(1))[1]
+    expected = Plain().weights(q, k, None, terms.prepared, model.tupe.encoder.positions.scale)
+    torch.testing.assert_close(attention_weights(model.tupe.encoder, tokens)[1], expected)

@@ -9,7 +9,7 @@ from tupe.evaluate.predict import FILES, command
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("CoLA", "TASK=CHECKPOINT"),
+        ("CoLA", "CoLA not found"),
         ("SNLI=x.pt", "SNLI"),
         ("CoLA=x.pt", "no test set of CoLA"),
         ("RTE=x.pt", "x.pt cannot be read"),

@@ -16,7 +16,6 @@ COMMANDS = {  # name: words, in which {} are the model, its data and the output
     "order": "order m={model} --data={data} --output={output} --sentences=4 --tokens=60",
     "extrapolate": "extrapolate m={model} --data={data} --output={output} --lengths=8,16 --windows=4",
     "positions": "plot positions --checkpoint={model} --data={data} --output={output}",
-    "attention": "plot attention m={model} --data={data} --output={output} --words=4 --length=8",
     "loss": "plot loss m={model} --output={output}",
 }
 

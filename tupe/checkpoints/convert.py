@@ -14,29 +14,15 @@ import click
 import torch
 
 from ..common import options
-from ..common.options import FILE, Command
+from ..common.options import FILE, Command, shorten_list
 from ..common.safe_load import load_safely, tensors_of
 from ..corpus.vocabulary import names_in_dictionary, their_tokenizer, with_our_ids
 from ..encoder import ModelConfig
 from ..text import MASK, TextEncoder, load_tokenizer
 from .export import export
-from .trained import (
-    CLASSIFIER,
-    EXPORTED,
-    HEADS,
-    NAMES,
-    Trained,
-    check_dictionary,
-    keep_labels,
-    read_hugging_face,
-)  # fmt: skip
+from .trained import EXPORTED, NAMES, Trained, check_dictionary, read_hugging_face
 
 logger = logging.getLogger(__name__)
-
-
-def floats(weights: dict) -> dict:
-    """The weights in float32, whatever their precision in the file."""
-    return {key: value.float() if value.is_floating_point() else value for key, value in weights.items()}
 
 
 # ----------------------------------------------------------------------------------------------- the released TUPE code
@@ -76,27 +62,14 @@ def weights_from_released(state: dict) -> tuple[dict, dict]:
     TUPE-R differs from TUPE-A by its table of relative biases. TUPE-A's tensors do not show the number of heads.
     Raises ValueError for a model that is not a TUPE, or has tensors without a counterpart.
     """
-    state = floats(dict(state))
+    state = {key: value.float() for key, value in state.items() if value.is_floating_point()}  # not `rp_bucket`
     table = state.get(BODY + "pos.weight")
     if table is None:
         raise ValueError(f"this is not a checkpoint of the released TUPE code: it has no {BODY}pos.weight")
-    state.pop(BODY + "rp_bucket", None)  # indices, which this project computes
-    for kind in ("weight", "bias"):  # some versions have one tensor for both projections
-        if BODY + f"pos_proj.{kind}" in state:
-            parts = state.pop(BODY + f"pos_proj.{kind}").chunk(2)
-            state[BODY + f"pos_q_linear.{kind}"], state[BODY + f"pos_k_linear.{kind}"] = parts
-    if not torch.equal(
-        state.pop("decoder.lm_head.weight", state[BODY + "embed_tokens.weight"]), state[BODY + "embed_tokens.weight"]
-    ):
+    tokens = state[BODY + "embed_tokens.weight"]
+    if not torch.equal(state.pop("decoder.lm_head.weight", tokens), tokens):
         raise ValueError("decoder.lm_head.weight is not the token embedding: untied outputs are not supported")
-    for head in {key.split(".")[1] for key in state if key.startswith("classification_heads.")}:
-        if f"classification_heads.{head}.dense.weight" not in state:
-            logger.warning(f"leaving out the head {head!r}: it has no dense layer, and heads here have one")
-            state = {key: value for key, value in state.items() if not key.startswith(f"classification_heads.{head}.")}
     weights = {rename(key, RELEASED): value for key, value in state.items()}
-    unknown = sorted(key for key in weights if not key.startswith(("encoder.", "lm_head.", "classification_heads.")))
-    if unknown:
-        raise ValueError(f"tensors without a counterpart: {', '.join(unknown)}")
     relative = weights.get("encoder.positions.t5.table.weight")
     layers = {int(match.group(1)) for key in weights if (match := re.match(r"encoder\.layers\.(\d+)\.", key))}
     options = {
@@ -112,17 +85,12 @@ def weights_from_released(state: dict) -> tuple[dict, dict]:
     return weights, options
 
 
-RELEASED_OPTIONS = [
-    "layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "activation_dropout",
-    "pooler_dropout",
-]  # fmt: skip
+RECORDED = ("heads", "dropout", "attention_dropout", "activation_dropout", "pooler_dropout")  # in `args` alone
 
 
-def from_released(path: str | Path, heads: int | None = None) -> Trained:
-    """A checkpoint file of the released code -> our model. heads: number of heads, if the file does not give it.
-
-    Raises ValueError for a file or a model that cannot be converted.
-    """
+def from_released(path: str | Path) -> Trained:
+    """A checkpoint file of the released code -> our model. Raises ValueError for a file or a model that cannot be
+    converted."""
     state = load_safely(path)
     tensors = tensors_of(state, path)
     try:
@@ -130,13 +98,9 @@ def from_released(path: str | Path, heads: int | None = None) -> Trained:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     args = vars(state["args"]) if isinstance(state.get("args"), argparse.Namespace) else {}
-    recorded = {name: args[NAMES[name]] for name in RELEASED_OPTIONS if args.get(NAMES[name]) is not None}
-    contradictions = [key for key in recorded if key in options and recorded[key] != options[key]]
-    if contradictions:
-        raise ValueError(f"{path}: options and tensors contradict each other in {', '.join(contradictions)}")
-    options = {"heads": heads, **recorded, **options}
-    if options["heads"] is None:
-        raise ValueError(f"{path} does not give the number of attention heads; use --heads")
+    recorded = {name: args[NAMES[name]] for name in RECORDED if args.get(NAMES[name]) is not None}
+    if "heads" not in (options := {**recorded, **options}):
+        raise ValueError(f"{path} does not give the number of attention heads")
     if args.get("activation_fn", "gelu") != "gelu" or args.get("encoder_normalize_before"):
         raise ValueError(f"{path}: only post-layer-norm models with GELU are supported")
     return Trained(ModelConfig(**options), weights, path=Path(path))
@@ -145,7 +109,11 @@ def from_released(path: str | Path, heads: int | None = None) -> Trained:
 # ------------------------------------------------------------------------------------------------------ Hugging Face
 
 
-BERT = [  # (a part of a name in BERT, the same part in ours)
+BERT = [  # (a part of a name in BERT or RoBERTa, the same part in ours), each after those above it
+    ("bert.", ""),
+    ("roberta.", ""),
+    (".LayerNorm.gamma", ".LayerNorm.weight"),
+    (".LayerNorm.beta", ".LayerNorm.bias"),
     ("embeddings.word_embeddings.", "encoder.tokens."),
     ("embeddings.position_embeddings.", "encoder.positions.absolute.table."),
     ("embeddings.LayerNorm.", "encoder.embed_norm."),
@@ -157,21 +125,16 @@ BERT = [  # (a part of a name in BERT, the same part in ours)
     (".output.LayerNorm.", ".ffn_norm."),
     ("cls.predictions.transform.dense.", "lm_head.dense."),
     ("cls.predictions.transform.LayerNorm.", "lm_head.norm."),
-    ("cls.predictions.bias", "lm_head.bias"),
+    ("cls.predictions.", "lm_head."),
+    ("lm_head.layer_norm.", "lm_head.norm."),
 ]
+LEFT_OUT = ("pooler.", "classifier.", "qa_outputs.", "cls.seq_relationship.")  # heads; fine-tuning makes new ones
 BERT_ALWAYS = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-ROBERTA = [  # (a part of a name in RoBERTa, the same part in BERT)
-    ("classifier.dense.", "pooler.dense."),
-    ("classifier.out_proj.", "classifier."),
-    ("lm_head.dense.", "cls.predictions.transform.dense."),
-    ("lm_head.layer_norm.", "cls.predictions.transform.LayerNorm."),
-    ("lm_head.decoder.", "cls.predictions.decoder."),
-    ("lm_head.bias", "cls.predictions.bias"),
-]
+PLACES = "encoder.positions.absolute.table.weight"
 KINDS = ("bert", "roberta", "xlm-roberta")  # model_type
 BERT_OPTIONS = {  # name in config.json, which is also that of our export -> our option
     EXPORTED[option]: option
-    for option in ("layers", "width", "ffn", "heads", "max_positions", "dropout", "attention_dropout", "layer_norm_eps")
+    for option in ("layers", "width", "ffn", "heads", "dropout", "attention_dropout", "layer_norm_eps")
 }
 
 
@@ -201,8 +164,7 @@ def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
     """A Hugging Face BERT or RoBERTa -> (a `bert_a` model, {name: content} of its dictionary and tokeniser).
 
     The vector of token type 0 is added to the positions; a RoBERTa's first is row 2 of its table. Token ids change to
-    fairseq's order: see `bert_tokens`. BERT's next-sentence head is left out, and with a warning the heads of tokens
-    and of answers. A classifier with a pooler becomes the head sentence_classification_head. Raises ValueError for a
+    fairseq's order: see `bert_tokens`. Heads of sequences, tokens and answers are left out. Raises ValueError for a
     model with anything else.
     """
     config, state = read_hugging_face(folder)
@@ -213,88 +175,52 @@ def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
     for key, value in BERT_ALWAYS.items():
         if config.get(key, value) != value:
             raise ValueError(f"{folder}: {key} is {config[key]!r}, only {value!r} can be converted")
-    if missing := [key for key in BERT_OPTIONS if key not in config]:
-        raise ValueError(f"{folder}: config.json has no {', '.join(missing)}")
     order, text = bert_tokens(folder, kind)
-    state = {
-        key.removeprefix("bert.").removeprefix("roberta."): value.float()
-        for key, value in state.items() if value.is_floating_point()
-    }  # fmt: skip
-    if kind != "bert":
-        state = {rename(key, ROBERTA): value for key, value in state.items()}
-        table, first = "embeddings.position_embeddings.weight", config.get("pad_token_id", 1) + 1
-        state[table] = state[table][first:]  # those before it are of padding
-        config["max_position_embeddings"] = len(state[table])
-    state = {
-        key.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias"): value
-        for key, value in state.items()
-    }
-    tables = [f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")]
-    projections = {  # ours -> BERT's three
-        f"encoder.layers.{layer}.attention.qkv.{kind}": [
-            f"encoder.layer.{layer}.attention.self.{part}.{kind}" for part in ("query", "key", "value")
-        ]
-        for layer in range(config["num_hidden_layers"])
-        for kind in ("weight", "bias")
-    }
-    if missing := [key for keys in (tables, *projections.values()) for key in keys if key not in state]:
-        raise ValueError(f"{folder}: the model has no {', '.join(missing[:5])}")
-    weights = {ours: torch.cat([state.pop(key) for key in theirs]) for ours, theirs in projections.items()}
-    token_types = state.pop("embeddings.token_type_embeddings.weight")
-    pooler = {kind: state.pop(f"pooler.dense.{kind}", None) for kind in ("weight", "bias")}
-    if "classifier.weight" in state and pooler["weight"] is None:
-        logger.warning("leaving out the classifier: it has no pooler, so it classifies tokens, not sequences")
-    if "qa_outputs.weight" in state:
-        logger.warning("leaving out the head of answers")
-    for kind in ("weight", "bias"):
-        classifier = state.pop(f"classifier.{kind}", None)
-        if classifier is not None and pooler[kind] is not None:
-            weights[f"{HEADS}{CLASSIFIER}.dense.{kind}"] = pooler[kind]
-            weights[f"{HEADS}{CLASSIFIER}.out_proj.{kind}"] = classifier
-        state.pop(f"qa_outputs.{kind}", None)
-        state.pop(f"cls.seq_relationship.{kind}", None)
-        decoder = state.pop(f"cls.predictions.decoder.{kind}", None)
-        tied = {"weight": "embeddings.word_embeddings.weight", "bias": "cls.predictions.bias"}[kind]
-        if decoder is not None and (tied not in state or not torch.equal(decoder, state[tied])):
-            raise ValueError(f"{folder}: cls.predictions.decoder.{kind} is not {tied}: here they are one")
-    if unknown := sorted(key for key in state if rename(key, BERT) == key):
-        raise ValueError(f"{folder}: tensors without a counterpart: {', '.join(unknown[:5])}")
-    weights |= {rename(key, BERT): value for key, value in state.items()}
-    rows, tokens = len(weights["encoder.tokens.weight"]), len(order)
+    weights = {rename(key, BERT): value.float() for key, value in state.items() if value.is_floating_point()}
+    if heads := {key for key in weights if key.startswith(LEFT_OUT)}:
+        logger.warning(f"{folder}: leaving out {shorten_list(sorted(heads))}")
+        weights = {key: value for key, value in weights.items() if key not in heads}
+    for decoder, tied in (("weight", "encoder.tokens.weight"), ("bias", "lm_head.bias")):
+        own = weights.pop(f"lm_head.decoder.{decoder}", None)
+        if own is not None and (tied not in weights or not torch.equal(own, weights[tied])):
+            raise ValueError(f"{folder}: decoder.{decoder} is not {tied}: here they are one")
+    try:
+        for layer in range(config["num_hidden_layers"]):
+            for kind_of in ("weight", "bias"):
+                name = f"encoder.layers.{layer}.attention"
+                parts = [weights.pop(f"{name}.self.{part}.{kind_of}") for part in ("query", "key", "value")]
+                weights[f"{name}.qkv.{kind_of}"] = torch.cat(parts)
+        first = 0 if kind == "bert" else config.get("pad_token_id", 1) + 1  # rows before it are of padding
+        places = weights[PLACES][first:] + weights.pop("embeddings.token_type_embeddings.weight")[0]
+        rows, tokens = len(weights["encoder.tokens.weight"]), len(order)
+    except KeyError as error:
+        raise ValueError(f"{folder}: the model has no {error.args[0]}") from None
     if rows < tokens:
         raise ValueError(f"{folder}: the vocabulary has {tokens} tokens, the model {rows}")
     if rows > tokens:
         logger.warning(f"{folder}: leaving out {rows - tokens} vectors that belong to no token")
     for key in {"encoder.tokens.weight", "lm_head.bias"} & weights.keys():
         weights[key] = weights[key][order]
-    weights["encoder.positions.absolute.table.weight"] = (
-        weights["encoder.positions.absolute.table.weight"] + token_types[0]
-    )
-    trained = Trained(
-        ModelConfig(**{ours: config[key] for key, ours in BERT_OPTIONS.items()}), weights, path=Path(folder)
-    )
-    keep_labels(trained, config, CLASSIFIER)
-    return trained, text
+    weights[PLACES] = places
+    options = {ours: config[key] for key, ours in BERT_OPTIONS.items()}
+    return Trained(ModelConfig(**options, max_positions=len(places)), weights, path=Path(folder)), text
 
 
 # ------------------------------------------------------------------------------------------------------ one entry point
 
 
-def convert(
-    source: str | Path, dictionary: str | Path | None, output: str | Path, heads: int | None = None
-) -> Path:  # fmt: skip
+def convert(source: str | Path, dictionary: str | Path | None, output: str | Path) -> Path:
     """Convert a checkpoint as `tupe checkpoint convert` does; returns the folder written.
 
-    dictionary: None for the dict.txt beside the checkpoint. heads: see `from_released`. Raises ValueError for an option
-    that does not apply to this source.
+    dictionary: None for the dict.txt beside the checkpoint. Raises ValueError for one of a model that has its own.
     """
     source, output = Path(source), Path(output)
     if source.is_dir():
-        if dictionary or heads:
-            raise ValueError("--dict and --heads are only for a checkpoint of the released code: leave them out")
+        if dictionary:
+            raise ValueError("--dict is only for a checkpoint of the released code: leave it out")
         trained, text = from_bert(source)
     else:
-        trained = from_released(source, heads)
+        trained = from_released(source)
         file = Path(dictionary or source.parent / "dict.txt")
         check_dictionary(trained.weights, file)
         text = {"dict.txt": file.read_text(encoding="utf-8")}
@@ -311,11 +237,8 @@ def convert(
     "--from", "source", type=click.Path(), required=True, help="The checkpoint, or the folder of a Hugging Face model."
 )
 @click.option("--dict", "dictionary", type=FILE, help="The model's dict.txt (default: the one beside it).")
-@click.option(
-    "--heads", type=click.IntRange(1), help="The number of attention heads, if the checkpoint does not say it."
-)
 @options.output("The folder to write.")
-def command(source, dictionary, heads, output):
+def command(source, dictionary, output):
     """Convert checkpoints of other code to this project's form, a folder that every command and transformers read. The
     contents of --from tell its kind. Conversion runs no code from the input.
 
@@ -323,4 +246,4 @@ def command(source, dictionary, heads, output):
     tupe checkpoint convert --from released.pt --dict dict.txt --output DIR     the released TUPE code
     tupe checkpoint convert --from FOLDER --output DIR                          a Hugging Face BERT or RoBERTa
     """
-    click.echo(f"wrote {convert(source, dictionary, output, heads)}")
+    click.echo(f"wrote {convert(source, dictionary, output)}")

@@ -21,7 +21,7 @@ from .trained import Trained, read_model
 
 ROOT = Path(__file__).parents[1]
 # Files of the package's root that are not the model.
-NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention"}
+NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention", "backend_triton", "triton_attention"}
 UPDATES = "training.json"  # the number of updates, for `record.updates_of`
 TOKENISER = {"tokenization_tupe", "text", "normaliser"}  # ours; others need none of our code
 
@@ -43,8 +43,6 @@ def export(
     head, data = trained.choose_head(head), trained.text(data)
     if Path(output).resolve() == data.resolve():
         raise ValueError(f"--data and --output are both {output}; choose another folder to write")
-    if Path(output).suffix == ".pt":
-        raise ValueError(f"--output {output}: a model is written as a folder; choose a name without .pt")
     if (Path(output) / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
     text = tokenizer_files(data, trained.config.max_positions, code)
@@ -167,23 +165,21 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
     elif head:
         facts["labels"] = ", ".join(f"{name} ({n})" for n, name in enumerate(trained.label_names(head)))
     if updates:
-        facts["updates"] = f"{updates:,}"
+        mean = f", mean of {trained.averaged} checkpoints" if trained.averaged else ""
+        facts["updates"] = f"{updates:,}{mean}"
     facts["longest input"] = f"{model.max_positions} tokens in training" + (
         "" if bounded_schemes(model.position) else "; the positions compute any length"
     )
-    manifest, content = data / "manifest.json", {}
-    if manifest.is_file():
-        content = json.loads(manifest.read_text(encoding="utf-8"))
+    manifest = data / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    if counts := content.get("counts"):  # an export's manifest has none
         lower = ", lower-cased" * (content.get("cased", False) is False and content.get("pipeline") != "tokenizers")
-        if counts := content.get("counts"):  # an export's manifest has none
-            facts["data"] = (
-                f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs{lower}; "
-                f"{content['vocab_size']:,} types"
-            )
+        facts["data"] = (
+            f"{counts['documents kept']:,} documents, {counts['tokens']:,} words and signs{lower}; "
+            f"{content['vocab_size']:,} types"
+        )
     known = record.read(trained.run) if trained.run else None
-    if updates and trained.averaged:
-        facts["updates"] = f"{updates:,}, mean of {trained.averaged} checkpoints"
-    elif known and updates:
+    if known and updates and not trained.averaged:
         here = [  # of this checkpoint, not of another one of its run
             entry for entry in known.scores if entry["num_updates"] == updates and entry["split"] == known.splits[0]
         ]

@@ -6,7 +6,6 @@ with the options that it has, of the types that they have. Whatever else a file 
 refused; what is read here, and what is written from it, is plain data. Reading needs no fairseq.
 """
 
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,8 @@ PRETRAINING = {
     "data": str, "sample_break_mode": ("complete",), "tokens_per_sample": int, "mask_prob": float,
     "leave_unmasked_prob": float, "random_token_prob": float, "seed": int, **OURS,
 }  # fmt: skip
-# What a checkpoint chooses by name, and fairseq then builds: ours, and those of fairseq's that recipes use.
+# What a checkpoint chooses by name, and fairseq then builds: ours, and those of fairseq's that recipes use. A package
+# that stands on ours adds its own.
 ADMITTED = {
     "task": {
         "masked_lm": MASKED_LM, "tupe_masked_lm": PRETRAINING,
@@ -67,12 +67,6 @@ REST = {  # what a checkpoint holds beside its configuration and its model -> it
     "last_optimizer_state": (dict, type(None)),
 }  # fmt: skip
 METERS = ("AverageMeter", "SumMeter", "TimeMeter", "StopwatchMeter", "ConcatTensorMeter")  # fairseq calls them by name
-
-
-def allow(part: str, name: str, options: Mapping[str, Any]) -> None:
-    """Let a task or criterion of another package, which stands on ours, pass with these options: {name: type, or
-    choices}."""
-    ADMITTED[part][name] = dict(options)
 
 
 def read_checkpoint(path: str | Path, mmap: bool = False, trained: str | None = None) -> dict:

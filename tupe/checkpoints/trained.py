@@ -5,7 +5,6 @@ V vocabulary.
 """
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -213,17 +212,18 @@ def of_state(state: dict, path: str | Path) -> Trained:
 
 def of_folder(folder: str | Path) -> Trained:
     """The model in a folder that transformers reads, and what its run's record says of its training."""
-    config_of(folder)
-    trained, here = of_export(*read_hugging_face(folder)), Path(folder).resolve()
+    config, tensors = read_hugging_face(folder)
+    if (kind := config.get("model_type")) != "tupe":
+        raise ValueError(f"{folder}: model_type is {kind!r}, not 'tupe'; `tupe checkpoint convert` reads 'bert' too")
+    trained, here = of_export(config, tensors), Path(folder).resolve()
     about = record.read(here) or record.read(here.parent)  # of a run, or of its checkpoint-N
     own = about.config if about else {}
-    known = {key.partition(".")[2]: value for key, value in own.items() if key.startswith("task.")}
     around = [here, here.parent] if here.name.startswith("checkpoint-") else [here]
     places = [place for place in around if (place / "dict.txt").is_file()]
     data = str((places or around)[0])
     if about and about.data_folder and (folders_of(about.data_folder)[0] / "dict.txt").is_file():
         data = about.data_folder
-    kept = {key: value for key, value in known.items() if key in PRETRAINING}
+    kept = {name: own[f"task.{name}"] for name in PRETRAINING if f"task.{name}" in own}
     trained.task = {"_name": "tupe_masked_lm", **kept, "data": data}
     trained.updates, trained.path = record.updates_of(folder), Path(folder)
     if places:
@@ -245,73 +245,32 @@ def of_export(config: dict, tensors: dict[str, Tensor]) -> Trained:
     if "encoder.tokens.weight" not in weights:
         raise ValueError("the folder has no tupe.encoder.tokens.weight: not a model of this project")
     trained = Trained(options, weights)
-    keep_labels(trained, config, head)
-    return trained
-
-
-def keep_labels(trained: Trained, config: Mapping, head: str) -> None:
-    """Keep the names of a head's classes, in the order of its outputs, where config.json has others than LABEL_0, and
-    the range of a regression's labels."""
     names = [name for _, name in sorted((config.get("id2label") or {}).items(), key=lambda pair: int(pair[0]))]
-    weight = trained.weights.get(f"{HEADS}{head}.out_proj.weight")
-    if weight is None or len(names) != len(weight) or all(name.startswith("LABEL_") for name in names):
-        return
-    trained.labels, trained.ranges = {head: names}, {head: config.get("label_range")}
+    if len(names) == len(weights.get(f"{HEADS}{head}.out_proj.weight", ())):
+        trained.labels, trained.ranges = {head: names}, {head: config.get("label_range")}
+    return trained
 
 
 def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
     """(config.json, tensors) of a folder that `save_pretrained` wrote. Raises ValueError for another folder."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     folder = Path(folder)
     if (folder / "adapter_config.json").is_file():  # transformers would load another model, from anywhere
         raise ValueError(f"{folder} has an adapter; save what merge_and_unload() makes of it")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
     config = read_config(folder / "config.json")
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        return config, _tensors_in(folder / "model.safetensors")
-    if index.is_file():
-        check(index)
+    if (tensors := folder / "model.safetensors").is_file():
+        check(tensors)
         try:
-            places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = sorted({Path(file).name for file in places.values()})
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{index} cannot be read: {error}") from None
-        return config, {key: value for file in files for key, value in _tensors_in(folder / file).items()}
-    if (folder / "pytorch_model.bin").is_file():
-        tensors = folder / "pytorch_model.bin"
+            return config, load(tensors.read_bytes())
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{tensors} cannot be read: {error}") from None
+    if (tensors := folder / "pytorch_model.bin").is_file():
         return config, tensors_of({"model": load_safely(tensors)}, tensors)
     raise ValueError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
-
-
-def _tensors_in(file):
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    check(file)
-    try:
-        return load(file.read_bytes())
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from None
-
-
-def config_of(folder: str | Path) -> dict:
-    """config.json of a folder with such a model. Raises ValueError for another folder."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
-    config = read_config(path)
-    if (kind := config.get("model_type")) != "tupe":
-        raise ValueError(f"{folder}: model_type is {kind!r}, not 'tupe'; `tupe checkpoint convert` reads 'bert' too")
-    return config
-
-
-def updates_of(checkpoint: str | Path) -> int:
-    """After how many updates a checkpoint, file or folder, was written."""
-    if Path(checkpoint).is_dir():
-        config_of(checkpoint)
-        return record.updates_of(checkpoint)
-    return num_updates(read_checkpoint(checkpoint, mmap=True))
 
 
 # ------------------------------------------------------------------------- what fairseq's checkpoints say of themselves
@@ -366,7 +325,6 @@ def settings_of(config: ModelConfig) -> dict[str, str]:
 def check_settings(saved: dict[str, str], own: dict[str, str]) -> None:
     """Raise ValueError for the settings of another model."""
     told = {**saved, "position": canonical(saved["position"])}
-    told.pop("stretched_from", None)  # a fact, which contradicts nothing
     if told != own:
         raise ValueError(f"the checkpoint was trained with {describe(saved)}; this model has {describe(own)}")
 

@@ -30,11 +30,14 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "extrapolate": ("evaluate.extrapolate:command", "Measure the loss on longer sequences than in training."),
     },
     "Checkpoints": {
-        "checkpoint average": ("checkpoints.average:command", "Take the mean of several checkpoints' weights."),
+        "checkpoint average": ("checkpoints.change:average_command", "Take the mean of several checkpoints' weights."),
         "checkpoint convert": ("checkpoints.convert:command", "Convert from and to TUPE's code, Hugging Face, BERT."),
         "checkpoint export": ("checkpoints.export:command", "Write a folder that the transformers library loads."),
-        "checkpoint stretch": ("checkpoints.stretch:command", "Make tables of positions longer, by interpolation."),
-        "checkpoint swap": ("checkpoints.swap:command", "Exchange the position encoding of a trained model."),
+        "checkpoint stretch": (
+            "checkpoints.change:stretch_command",
+            "Make tables of positions longer, by interpolation.",
+        ),
+        "checkpoint swap": ("checkpoints.change:swap_command", "Exchange the position encoding of a trained model."),
     },
     "Look": {
         "plot": ("evaluate.figures:command", "Draw trained encodings and losses."),

@@ -7,7 +7,6 @@ L sequence length, n and M the shortest and the longest L, W number of windows.
 """
 
 import math
-import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -19,22 +18,14 @@ import torch.nn.functional as F
 from ..common.options import Command, ListOf, output, seed
 from ..common.tables import TextTable
 from ..data.blocks import BOS, EOS
+from ..data.splits import Split
 from ..positions import bounded_schemes
-from .loading import losses_at, models, text_block, write_results
+from .loading import losses_at, models, write_results
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
     from ..modeling_tupe import TupeForMaskedLM
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>
-
-
-@dataclass
-class Windows:
-    """Running text with masks."""
-
-    words: np.ndarray  # [W, M - 2] ids, without <s> and </s>
-    masked: np.ndarray  # [W, M - 2] bool
-    scored: np.ndarray  # [W, M - 2] bool: masked, and among the n - 2 in the middle; as many in every window
 
 
 @dataclass
@@ -48,9 +39,12 @@ class Loss:
     difference_error: float
 
 
-def draw_windows(stream: np.ndarray, shortest: int, longest: int, count: int, seed: int = 1) -> Windows:
-    """Evenly spaced windows of a stream of ids, whose middles do not overlap. shortest, longest: n and M. Raises
-    ValueError for a stream that has fewer than `count`."""
+def draw_windows(
+    stream: np.ndarray, shortest: int, longest: int, count: int, seed: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """(ids, masks), [W, M - 2] each, without <s> and </s>: evenly spaced windows of a stream of ids, whose middles do
+    not overlap, and have the same number of masks in every window. shortest, longest: n and M. Raises ValueError for a
+    stream that has fewer than `count`."""
     middle, size = shortest - 2, longest - 2
     available = (len(stream) - size) // middle + 1 if len(stream) >= size else 0
     if available < count:
@@ -58,24 +52,24 @@ def draw_windows(stream: np.ndarray, shortest: int, longest: int, count: int, se
         fewer = f"--windows {available} or fewer, or " if available > 1 else ""
         raise ValueError(f"{what}; valid here: {fewer}smaller --lengths")
     starts = np.linspace(0, available - 1, count).astype(int) * middle
-    words = np.stack([stream[start : start + size] for start in starts])
+    words = np.stack([stream[start : start + size] for start in starts]).astype(np.int64)
     rng, begin = np.random.default_rng(seed), (size - middle) // 2
     masked = rng.random(words.shape) < MASKED
-    scored = np.zeros_like(masked)
-    for row in range(count):  # exactly so many in each
-        chosen = begin + rng.choice(middle, max(1, round(MASKED * middle)), replace=False)
-        scored[row, chosen] = True
-    masked[:, begin : begin + middle] = scored[:, begin : begin + middle]
-    return Windows(words, masked, scored)
+    masked[:, begin : begin + middle] = False
+    for row in masked:
+        row[begin + rng.choice(middle, max(1, round(MASKED * middle)), replace=False)] = True
+    return words, masked
 
 
-def window_losses(model: "TupeForMaskedLM", windows: Windows, length: int, batch_tokens: int = 8192) -> np.ndarray:
-    """[W], the mean loss in bits of each window's scored tokens, in sequences of `length` around its middle."""
-    size = length - 2
-    begin = (windows.words.shape[1] - size) // 2
-    words, masked, scored = (
-        torch.from_numpy(array[:, begin : begin + size]) for array in (windows.words, windows.masked, windows.scored)
-    )
+def window_losses(
+    model: "TupeForMaskedLM", windows: tuple, shortest: int, length: int, batch_tokens: int = 8192
+) -> np.ndarray:
+    """[W], the mean loss in bits of each window's masked tokens in its middle of n tokens, in sequences of `length`
+    around it. windows, shortest: see `draw_windows`."""
+    begin, middle = ((windows[0].shape[1] - size + 2) // 2 for size in (length, shortest))
+    words, masked = (torch.from_numpy(array[:, begin : begin + length - 2]) for array in windows)
+    scored = masked.clone()
+    scored[:, : middle - begin] = scored[:, middle - begin + shortest - 2 :] = False
     tokens = F.pad(words.masked_fill(masked, model.config.mask_token_id), (1, 0), value=BOS)
     tokens = F.pad(tokens, (0, 1), value=EOS)
     losses = []
@@ -99,7 +93,7 @@ def extrapolation(
     drawn = draw_windows(stream, lengths[0], lengths[-1], windows, seed)  # for all models alike
     by_length, shortest = [], None
     for length in possible:
-        losses = window_losses(model, drawn, length)
+        losses = window_losses(model, drawn, lengths[0], length)
         shortest = losses if shortest is None else shortest
         change = losses - shortest
         error, change_error = (x.std(ddof=1) / math.sqrt(len(x)) for x in (losses, change))
@@ -144,8 +138,7 @@ def command(models, lengths, windows, output, seed):
     results = {}
     for label, model, text in models:
         lengths = sorted(lengths or [multiple * text.masking["tokens_per_sample"] for multiple in (1, 2, 4)])
-        stream = text_block(text, sys.maxsize).numpy()[1:]  # all of the split, over which windows are spread
-        results[label] = extrapolation(model, stream, lengths, windows, seed)
+        results[label] = extrapolation(model, Split(text.data / "valid").tokens, lengths, windows, seed)
     content = {"windows": windows, "masked": MASKED, "seed": seed}
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
     write_results(output, "extrapolation", content, tabulate(results, lengths))

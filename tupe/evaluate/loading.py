@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..checkpoints.trained import check_dictionary, read_model
 from ..common import options
-from ..data.blocks import BOS, Blocks
+from ..data.blocks import Blocks
 from ..data.masks import MaskedBlocks
-from ..data.splits import HELD_OUT_SEED, Split, folders_of
+from ..data.splits import HELD_OUT_SEED, folders_of
 from ..run.checksums import seal
 from ..run.folder import write_atomically
 from ..run.record import command_line
@@ -58,8 +58,6 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
     """
     trained = read_model(checkpoint, mmap=True)
     folder = folders_of(str(data or trained.task["data"]))[0]
-    if not (folder / "dict.txt").is_file():
-        raise ValueError(f"{checkpoint}: {folder} has no dict.txt; give the folder of its dict.txt with --data")
     symbols = check_dictionary(trained.weights, folder / "dict.txt")
     model = trained.model()
     if "lm_head.bias" not in trained.weights:
@@ -77,8 +75,6 @@ def losses_at(
     """[n]: the cross-entropies (nats) of targets [n] at rows and columns [n] of ids [B, L]. num_tokens: see
     `Encoder.packing`. Raises ValueError for a model without a language-model head, and one whose losses are not
     finite."""
-    if model.training:
-        raise ValueError("call eval() first: dropout would make the losses random")
     if model.lm_head is None:
         name = model.config.name_or_path
         raise ValueError(f"{name} has no head of a masked language model: it predicts no words")
@@ -91,11 +87,6 @@ def losses_at(
     if not losses.isfinite().all():
         raise ValueError("the model's scores are not finite; its training may have diverged")
     return losses
-
-
-def text_block(text: HeldOut, length: int, split: str = "valid") -> Tensor:
-    """[L] ids: `<s>` and the first tokens of a split, at most `length` in all."""
-    return torch.tensor([BOS, *Split(text.data / split).tokens[: length - 1].tolist()])
 
 
 # --------------------------------------------------------------------------------------------- what commands share

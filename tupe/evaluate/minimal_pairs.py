@@ -24,7 +24,7 @@ from ..common.tables import TextTable
 from ..normaliser import is_blank
 from ..run.folder import files_below, write_atomically
 from ..text import TextEncoder
-from .likelihood import Sentence, pseudo_log_likelihoods
+from .likelihood import pseudo_log_likelihoods
 from .loading import models, write_results
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
@@ -37,18 +37,12 @@ PHENOMENA = {"s-selection": "argument_structure"}  # the paper's twelve phenomen
 
 
 @dataclass(frozen=True)
-class Pair:
-    good: str
-    bad: str
-
-
-@dataclass(frozen=True)
 class Paradigm:
     """The pairs of one file: "adjunct_island" of the phenomenon "island_effects"."""
 
     name: str
     phenomenon: str
-    pairs: list[Pair]
+    pairs: list[tuple[str, str]]  # (good, bad)
 
 
 # ------------------------------------------------------------------------------------------------------------ reading
@@ -58,8 +52,6 @@ def read_paradigms(source: str | Path) -> list[Paradigm]:
     """The paradigms of a .jsonl file, or of a folder of them, sorted by name. Raises ValueError, with file and line,
     for what is not a pair."""
     source = Path(source)
-    if not source.exists():
-        raise ValueError(f"not found: {source}; give a .jsonl file, or a folder of them")
     files = [path for path in files_below(source) if path.suffix == ".jsonl"] if source.is_dir() else [source]
     if not files:
         raise ValueError(f"{source} holds no .jsonl file (an archive has to be unpacked)")
@@ -80,8 +72,8 @@ def _paradigm(path: Path) -> Paradigm:
             continue
         try:
             row = json.loads(line)
-            pair = Pair(row["sentence_good"], row["sentence_bad"])
-            if not all(isinstance(sentence, str) and not is_blank(sentence) for sentence in (pair.good, pair.bad)):
+            pair = row["sentence_good"], row["sentence_bad"]
+            if not all(isinstance(sentence, str) and not is_blank(sentence) for sentence in pair):
                 raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f'{path}, line {number}: no object with "sentence_good" and "sentence_bad"') from None
@@ -95,17 +87,26 @@ def _paradigm(path: Path) -> Paradigm:
 # ------------------------------------------------------------------------------------------------------------ scoring
 
 
-def differences(model: "TupeForMaskedLM", words: list[tuple[Sentence, Sentence]]) -> dict[str, np.ndarray]:
-    """{measure: good minus bad in nats [pairs], "only_order": [pairs], "same_pieces": [pairs]}.
+def evaluate(model: "TupeForMaskedLM", encoder: TextEncoder, paradigms: list[Paradigm]) -> dict[str, dict]:
+    """{paradigm: {measure: good minus bad in nats [pairs], "only_order": [pairs], "same_pieces": [pairs]}}.
 
-    words: the good and the bad sentence of each pair. same_pieces: they are one and the same for the model (words that
-    differ in case, or are unknown). only_order: they are not, but have the same words, each in the same pieces.
+    same_pieces: both sentences are one and the same for the model (words that differ in case, or are unknown).
+    only_order: they are not, but have the same words, each in the same pieces.
     """
-    scores = pseudo_log_likelihoods(model, [sentence for pair in words for sentence in pair])
-    good, bad = (np.array(scores[side::2]) for side in (0, 1))
-    same = np.array([g == b for g, b in words])
-    same_words = np.array([Counter(map(tuple, g)) == Counter(map(tuple, b)) for g, b in words])
-    return {**dict(zip(MEASURES, (good - bad).T, strict=True)), "only_order": same_words & ~same, "same_pieces": same}
+    results = {}
+    for paradigm in tqdm(paradigms, unit="paradigm", disable=None):
+        words = [[encoder.word_ids(sentence) for sentence in pair] for pair in paradigm.pairs]
+        try:
+            scores = pseudo_log_likelihoods(model, [sentence for pair in words for sentence in pair])
+        except ValueError as error:
+            raise ValueError(f"{paradigm.name}: {error} (two sentences are a pair)") from None
+        better = np.array(scores[::2]) - np.array(scores[1::2])
+        same = np.array([good == bad for good, bad in words])
+        same_words = np.array([Counter(map(tuple, good)) == Counter(map(tuple, bad)) for good, bad in words])
+        results[paradigm.name] = {
+            **dict(zip(MEASURES, better.T, strict=True)), "only_order": same_words & ~same, "same_pieces": same,
+        }  # fmt: skip
+    return results
 
 
 def credit(difference: np.ndarray) -> np.ndarray:
@@ -132,18 +133,6 @@ def macro_average(credits: dict[str, np.ndarray]) -> tuple[float, float, float |
     return float(means.mean()), over_pairs, over_paradigms
 
 
-def evaluate(model: "TupeForMaskedLM", encoder: TextEncoder, paradigms: list[Paradigm]) -> dict[str, dict]:
-    """{paradigm: arrays of `differences`}."""
-    results = {}
-    for paradigm in tqdm(paradigms, unit="paradigm", disable=None):
-        words = [(encoder.word_ids(pair.good), encoder.word_ids(pair.bad)) for pair in paradigm.pairs]
-        try:
-            results[paradigm.name] = differences(model, words)
-        except ValueError as error:
-            raise ValueError(f"{paradigm.name}: {error} (two sentences are a pair)") from None
-    return results
-
-
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
@@ -154,8 +143,7 @@ def summary(results: dict, paradigms: list[Paradigm]) -> dict:
     content = {"pairs": sum(len(paradigm.pairs) for paradigm in paradigms)}
     for key, only_order in (("all", False), ("order", True)):
         for measure in MEASURES:
-            credits = accuracies(results, measure, only_order)
-            if not credits:
+            if not (credits := accuracies(results, measure, only_order)):
                 continue
             mean, over_pairs, over_paradigms = macro_average(credits)
             groups = {}
@@ -174,43 +162,41 @@ def summary(results: dict, paradigms: list[Paradigm]) -> dict:
     return content
 
 
-def tables(summaries: dict[str, dict]) -> list[TextTable]:
-    """Macro averages of every model, then its phenomena. summaries: {model: see `summary`}."""
+def tables(summaries: dict[str, dict]) -> str:
+    """Markdown: macro averages of every model, then its phenomena. summaries: {model: see `summary`}."""
     rows = []
     for label, content in summaries.items():
         for key, what in (("all", "all pairs"), ("order", "only order differs")):
             for measure, values in content.get(key, {}).items():
-                shown = ("accuracy", "error_over_pairs", "error_over_paradigms")
-                cells = ["" if values[name] is None else f"{100 * values[name]:.2f}" for name in shown]
+                shown = (values["accuracy"], values["error_over_pairs"], values["error_over_paradigms"])
+                cells = ["" if value is None else f"{100 * value:.2f}" for value in shown]
                 rows.append([label, what, measure, *cells, str(values["pairs"]), str(values["ties"])])
     header = ["model", "subset", "score", "accuracy", "s.e. over pairs", "s.e. over paradigms", "pairs", "ties"]
     of_models = [content["all"][MEASURES[0]]["phenomena"] for content in summaries.values()]
     by_phenomenon = [[name, *(f"{100 * of[name]:.1f}" for of in of_models)] for name in of_models[0]]
-    return [
-        TextTable.plain(header, rows, align="lllrrrrr"),
-        TextTable.plain(["phenomenon", *summaries], by_phenomenon),
-    ]
+    averages = TextTable.plain(header, rows, align="lllrrrrr")
+    return averages.markdown() + "\n" + TextTable.plain(["phenomenon", *summaries], by_phenomenon).markdown()
 
 
-def of_pairs(results: dict[str, dict]) -> TextTable:
-    """A row for every pair of every model. results: {model: {paradigm: arrays of `differences`}}."""
+def of_pairs(results: dict[str, dict]) -> str:
+    """CSV with a row for every pair of every model. results: {model: see `evaluate`}."""
     rows = []
     for label, of_model in results.items():
         for paradigm, arrays in of_model.items():
-            for number, only_order in enumerate(arrays["only_order"]):
-                values = [f"{arrays[measure][number]:.5f}" for measure in MEASURES]
-                rows.append([label, paradigm, str(number + 1), *values, str(int(only_order))])
-    return TextTable.plain(["model", "paradigm", "pair", *MEASURES, "only order"], rows)
+            columns = zip(*(arrays[name] for name in (*MEASURES, "only_order")), strict=True)
+            for number, (word, single, only_order) in enumerate(columns, 1):
+                rows.append([label, paradigm, str(number), f"{word:.5f}", f"{single:.5f}", str(int(only_order))])
+    return TextTable.plain(["model", "paradigm", "pair", *MEASURES, "only order"], rows).csv()
 
 
 @click.command(cls=QuietCommand)
 @models
-@click.option("--pairs", required=True, type=click.Path(path_type=Path), help="The pairs: a .jsonl file, or a folder.")
+@click.option("--pairs", required=True, type=click.Path(exists=True), help="The pairs: a .jsonl file, or a folder.")
 @output("The folder of the results: minimal_pairs.json and .md, and pairs.csv with the scores of each pair.")
 def command(models, pairs, output):
     """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""
     paradigms = read_paradigms(pairs)
     results = {label: evaluate(model, text_encoder(text.data), paradigms) for label, model, text in models}
     summaries = {label: summary(of_model, paradigms) for label, of_model in results.items()}
-    write_results(output, "minimal_pairs", summaries, "\n".join(table.markdown() for table in tables(summaries)))
-    write_atomically(output / "pairs.csv", of_pairs(results).csv())
+    write_results(output, "minimal_pairs", summaries, tables(summaries))
+    write_atomically(output / "pairs.csv", of_pairs(results))

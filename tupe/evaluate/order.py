@@ -3,9 +3,8 @@
 Order sensitivity: of a held-out sentence and the same sentence with two adjacent words swapped, how often and by how
 much is the first more likely? (Pseudo-log-likelihoods, see `tupe.evaluate.likelihood`.)
 Losses: cross-entropy of masked tokens by their position.
-[CLS]: how much of its attention goes to the first positions (section 3.2 of the TUPE paper).
 
-B batch, L sequence length, H heads, N layers.
+B batch, L sequence length.
 """
 
 from dataclasses import dataclass
@@ -14,10 +13,8 @@ from typing import TYPE_CHECKING
 import click
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
-from ..attention import Recorder
 from ..common.options import QuietCommand, output, seed
 from ..common.prepared import text_encoder
 from ..common.tables import TextTable
@@ -26,13 +23,12 @@ from ..data.masks import IGNORED, pad
 from ..data.splits import Split
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
-from .loading import HeldOut, losses_at, models, text_block, write_results
+from .loading import HeldOut, losses_at, models, write_results
 from .minimal_pairs import credit
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
     from ..modeling_tupe import TupeForMaskedLM
 
-FIRST = 8  # positions after [CLS] that the paper's observation is about
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
 
 
@@ -87,9 +83,6 @@ class TokenLosses:
     position: np.ndarray  # [n], 0 is [CLS], which masked_lm masks like any other token
     block: np.ndarray  # [n] number of its block
 
-    def mean(self) -> float:
-        return float(self.loss.mean())
-
     def standard_error(self, resamples: int = 1000, seed: int = 1) -> float | None:
         """Of the mean, by the bootstrap over blocks: tokens of one block share their context. None if there is one."""
         sums, counts = self.by_block()
@@ -134,35 +127,7 @@ def token_losses(
     return TokenLosses(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
 
 
-# ---------------------------------------------------------------------------------------------------------------- [CLS]
-
-
-@torch.no_grad()
-def cls_attention(model: "TupeForMaskedLM", tokens: torch.Tensor, first: int = FIRST) -> np.ndarray:
-    """[N, H]: attention of [CLS] to the `first` positions after it, over what uniform attention would give them.
-
-    tokens: [B, L] of one length, without padding. 1 means no preference; TUPE's section 3.2 finds more than that in
-    models whose [CLS] has a position.
-    """
-    if not first + 1 < tokens.size(1):
-        raise ValueError(f"sequences of {tokens.size(1)} tokens have no {first} positions beside [CLS] and others")
-    recorder = Recorder(model.tupe.encoder.normaliser)
-    model.tupe.encoder(tokens, backend=recorder)
-    shares = [weights[:, :, 0, 1 : first + 1].sum(-1).mean(0) for weights in recorder.weights_of_layers]  # [H] each
-    return torch.stack(shares).float().cpu().numpy() * tokens.size(1) / first
-
-
 # -------------------------------------------------------------------------------------------------------------- command
-
-
-def blocks_of_length(text: HeldOut, length: int, count: int, split: str = "valid") -> torch.Tensor:
-    """[count, length]: `<s>` and running validation text in each row; fewer rows of a short text, but at least one."""
-    tokens = text_block(text, count * (length - 1) + 1, split)
-    count = min(count, (len(tokens) - 1) // (length - 1))
-    if not count:
-        raise ValueError(f"{split} holds {len(tokens)} tokens, fewer than one block of the model, {length}")
-    tokens = tokens[: count * (length - 1) + 1]
-    return F.pad(tokens[1:].view(count, length - 1), (1, 0), value=int(tokens[0]))
 
 
 @click.command(cls=QuietCommand)
@@ -174,7 +139,7 @@ def blocks_of_length(text: HeldOut, length: int, count: int, split: str = "valid
 @output("The folder of the results: order.json and .md.")
 @seed(help="The seed of the choice of sentences and swaps.")
 def command(models, sentences, tokens, output, seed):
-    """Order sensitivity, losses by position, and the attention of [CLS].
+    """Order sensitivity, and losses by position.
 
     The defaults need 400,000 held-out tokens. For small data: --sentences 200 --tokens 10000, or what the error says.
     """
@@ -189,9 +154,8 @@ def command(models, sentences, tokens, output, seed):
         rows.append([
             label, f"{100 * order['accuracy']:.2f} ± {100 * order['accuracy_error']:.2f}",
             f"{order['margin']:.3f} ± {order['margin_error']:.3f}", f"{loss['mean']:.4f}{error}",
-            f"{np.mean(content['cls']['ratio']):.3f}",
         ])  # fmt: skip
-    header = ["model", "prefers the original, %", "by (nats)", "loss (nats)", f"[CLS] to first {FIRST} / uniform"]
+    header = ["model", "prefers the original, %", "by (nats)", "loss (nats)"]
     write_results(output, "order", contents, TextTable.plain(header, rows).markdown())
 
 
@@ -204,8 +168,6 @@ def evaluate(
     losses = token_losses(model, text, tokens)
     margins = order_sensitivity(model, chosen, seed)
     won, root = credit(margins), np.sqrt(len(margins))
-    longest = model.config.max_position_embeddings
-    ratio = cls_attention(model, blocks_of_length(text, longest, 16))
     sums, counts = losses.by_block()
     return {
         "order": {
@@ -213,10 +175,9 @@ def evaluate(
             "margin": float(margins.mean()), "margin_error": float(margins.std(ddof=1) / root),
         },
         "loss": {
-            "tokens": len(losses.loss), "mean": losses.mean(), "error": losses.standard_error(),
-            "by_position": losses.by_position(longest),
+            "tokens": len(losses.loss), "mean": float(losses.loss.mean()), "error": losses.standard_error(),
+            "by_position": losses.by_position(model.config.max_position_embeddings),
             # a line each, not a line per block
             "blocks": {"nats": " ".join(f"{value:.3f}" for value in sums), "tokens": " ".join(map(str, counts))},
         },
-        "cls": {"first": FIRST, "ratio": ratio.tolist()},
     }  # fmt: skip

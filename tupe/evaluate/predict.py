@@ -2,7 +2,7 @@
 
 import io
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,7 +12,7 @@ from ..checkpoints.trained import check_dictionary, read_model
 from ..common.options import QuietCommand, data, output, shorten_list, task_key
 from ..data.blocks import PAD
 from ..data.examples import Examples, collate
-from ..data.glue import TASKS, check_glue, glue_name, read_targets, score
+from ..data.glue import TASKS, glue_name, score
 from ..data.masks import UNMASKED
 from ..modeling_tupe import TupeForSequenceClassification
 from ..run import record
@@ -42,11 +42,7 @@ def command(checkpoints, data, output, batch_size):
     MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was prepared, AX.tsv. Tasks without a checkpoint are left out.
     """
     paths = []
-    for given in checkpoints:
-        if "=" not in given:
-            raise ValueError(f"{given!r} is not of the form TASK=CHECKPOINT")
-    chosen = {glue_name(task, data): checkpoint for task, checkpoint in map(split_label, checkpoints)}
-    for task, checkpoint in chosen.items():
+    for task, checkpoint in dict(map(split_label, checkpoints)).items():
         for path, count, scores in predict_glue(task, checkpoint, data, output, batch_size):
             paths.append(path)
             shown = "".join(f", {name} {value:.2f}" for name, value in (scores or {}).items())
@@ -68,19 +64,24 @@ def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Pa
     if not splits:
         how = "--test FILE" if glue.own else "its test.tsv beside train.tsv"
         raise ValueError(f"{data} holds no test set of {name}; prepare it again with {how}")
-    predict = predictions(name, checkpoint, Path(data), batch_size)
+    model = classifier(name, checkpoint, Path(data))
     Path(output).mkdir(parents=True, exist_ok=True)
     for split in splits:
-        check_glue(folder, split)
-        values, targets = predict(split), read_targets(folder, split)
+        examples = Examples(folder, split, model.config.max_position_embeddings)
+        logits = logits_of(model, examples, batch_size)
+        values = (logits.argmax(1) if glue.labels else logits.squeeze(1)).tolist()
+        if glue.labels:
+            answers = [glue.labels[value] for value in values]
+        else:
+            answers = [f"{min(max(value, 0), glue.top):.3f}" for value in values]
         path = Path(output) / (f"{name}.tsv" if glue.own else FILES[name, split])
-        rows = "".join(f"{index}\t{_label(glue, value)}\n" for index, value in enumerate(values))
+        rows = "".join(f"{index}\t{answer}\n" for index, answer in enumerate(answers))
         write_atomically(path, "index\tprediction\n" + rows)
-        yield path, len(values), None if targets is None else score(glue.metrics, values, targets)
+        yield path, len(values), None if examples.targets is None else score(glue.metrics, values, examples.targets)
 
 
-def predictions(name: str, checkpoint: str | Path, data: Path, batch_size: int) -> Callable[[str], list]:
-    """A function from a split to the class ids, or numbers in the labels' units, of its examples, in file order."""
+def classifier(name: str, checkpoint: str | Path, data: Path) -> TupeForSequenceClassification:
+    """The fine-tuned model of a task. Raises ValueError as `predict_glue` does."""
     trained, glue = read_model(checkpoint), TASKS[name]
     about = record.read(trained.run) or record.read(trained.run.parent)
     trained_on = trained.task.get("glue_task") or (about.task if about else None)
@@ -92,34 +93,19 @@ def predictions(name: str, checkpoint: str | Path, data: Path, batch_size: int) 
         ours, theirs = shorten_list(glue.names), shorten_list(names)
         raise ValueError(f"{name}: the labels are {theirs} in {checkpoint}, {ours} in the data")
     check_dictionary(trained.weights, data / "dict.txt")
-    model = trained.model(TupeForSequenceClassification, head)
-    unit = float if model.config.label_range else glue.answer  # earlier folders do not say
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device)
-
-    @torch.no_grad()
-    def predict(split):
-        examples = Examples(data / name, split, model.config.max_position_embeddings)
-        values_of = {}
-        for batch in examples.longest_first(batch_size):
-            batch = collate([examples[UNMASKED, i] for _, i in batch])
-            ids = batch["input_ids"].to(device)
-            output = model(ids, (ids != PAD).long()).logits
-            values_of.update(zip(batch["rows"], _values(glue, output, unit), strict=True))
-        return [values_of[index] for index in range(len(values_of))]
-
-    return predict
+    return trained.model(TupeForSequenceClassification, head)
 
 
-def _values(glue, output, unit):
-    """unit: function from a regression's output to a number in the units of its labels."""
-    return output.argmax(dim=1).tolist() if glue.labels else [*map(unit, output.float().squeeze(1).tolist())]
-
-
-def _label(glue, value):
-    if glue.labels:
-        return glue.labels[value]
-    return f"{min(max(value, 0), glue.top):.3f}"
+@torch.inference_mode()
+def logits_of(model: TupeForSequenceClassification, examples: Examples, batch_size: int) -> torch.Tensor:
+    """[examples, outputs]; of a regression in the units of its labels."""
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    logits = torch.empty(len(examples), model.config.num_labels)
+    for batch in examples.longest_first(batch_size):
+        batch = collate([examples[UNMASKED, i] for _, i in batch])
+        ids = batch["input_ids"].to(model.device)
+        logits[list(batch["rows"])] = model(ids, (ids != PAD).long()).logits.float().cpu()
+    return logits
 
 
 def zip_submission(output: Path, files: list[Path]) -> Path:
