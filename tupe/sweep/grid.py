@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,33 +15,28 @@ from pathlib import Path
 from .. import config
 from ..common.options import CONFIGS, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in
-from ..run import record
 from ..run.folder import locked, write_atomically
+from ..run.record import another
 from . import runner
 from .runner import Job
 
 COMMANDS = ("pretrain", "finetune")
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
 FILES = ("--data", "--checkpoint", "--position-file")  # made absolute: a sweep goes on from another working directory
-KEPT = (record.NAME, "train.log", "lock", "predictions")  # of the folder of a fine-tuning that is over
 
 
 @dataclass(frozen=True)
 class Sweep:
     """recipe: name of a file in configs/, such as finetune. grid: {option of its command, or Hydra override with a dot:
-    values}, all as text. common: {option or override: value} of every job, see `options_in`. keep_best: whether the
-    best checkpoint of each task is kept; otherwise fine-tuning leaves none."""
+    values}, all as text. common: {option or override: value} of every job, see `options_in`."""
 
     recipe: str
     output: Path
     grid: dict
     common: dict
-    keep_best: bool = False
 
     @classmethod
-    def plan(
-        cls, recipe: str, output: Path, grid: dict, common: Iterable[str] = (), keep_best: bool = False
-    ) -> "Sweep":
+    def plan(cls, recipe: str, output: Path, grid: dict, common: Iterable[str] = ()) -> "Sweep":
         """A sweep from a user's options. grid: {name: list of values}, common: words of a command line.
 
         Fine-tuning defaults to the paper's search on every prepared task. Raises ValueError for a task without
@@ -55,11 +49,7 @@ class Sweep:
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
         grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}
         if recipe == "finetune":
-            if "--engine" in grid:  # which decides what a job leaves behind
-                raise ValueError("--grid engine: a sweep of fine-tuning takes one, --engine, for every job")
             grid = _with_paper_search(grid, common)
-        elif keep_best:
-            raise ValueError("--keep-best is for fine-tuning; other recipes keep their checkpoints")
         if not grid:
             raise ValueError("no --grid: give at least one, such as --grid seed=1,2,3")
         in_grid = [option_of(name) for name in grid]
@@ -73,7 +63,7 @@ class Sweep:
                 config.check(name, value)
         names = sorted(grid, key=lambda name: (name != "--task", name == "--seed", name))
         grid = {name: grid[name] for name in names}  # folders have the same names whatever the order of the options
-        sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best)
+        sweep = cls(recipe, Path(output).resolve(), grid, common)
         sweep._refuse_shared_folders()
         return sweep
 
@@ -120,42 +110,9 @@ class Sweep:
         options = {**values, "--output": folder, **self.common}
         if command != self.recipe:
             options["--recipe"] = self.recipe
-        if command == "finetune":
-            if not self.keep_best:
-                options["--no-save"] = None
-            elif self.common.get("--engine") not in config.TORCH:
-                options |= {"checkpoint.no_last_checkpoints": "true", "checkpoint.no_save_optimizer_state": "true"}
+        if command == "finetune":  # its scores are what counts
+            options["--no-save"] = None
         return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
-
-    def keep_best_checkpoint(self, job: Job, state: str) -> None:
-        """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best model of its task, if
-        wanted, beside the runs of that task, in the folder best."""
-        if self.recipe != "finetune":
-            return
-        checkpoint, place = job.folder / "best", job.folder.parent
-        if state == "finished" and (job.folder / "config.json").is_file():
-            checkpoint.mkdir(exist_ok=True)
-            for path in sorted(job.folder.glob("*.*")):
-                if path.is_file() and path.name not in KEPT and path.suffix != ".pt":
-                    path.replace(checkpoint / path.name)
-        if self.keep_best and state == "finished":
-            metric, score = record.read(job.folder).best()
-            best = place / "best.json"
-            with locked(place / "best.lock"):
-                known = json.loads(best.read_text()) if best.exists() else None
-                if checkpoint.exists() and (not known or score > known["score"] or known["run"] == job.folder.name):
-                    content = {"score": score, "metric": metric, "run": job.folder.name}
-                    # first: a start after a kill does the rest
-                    write_atomically(best, json.dumps(content, allow_nan=False) + "\n")
-                    shutil.rmtree(place / checkpoint.name, ignore_errors=True)
-                    checkpoint.replace(place / checkpoint.name)
-        if state in ("finished", "failed"):
-            found = (job.folder.glob(pattern) for pattern in ("*.pt", "checkpoint-*", "best", "partial"))
-            for path in itertools.chain(*found):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
 
     def save(self) -> None:
         """Write sweep.json, together with what it says already.
@@ -169,23 +126,18 @@ class Sweep:
                 self._refuse_another(earlier)
                 grid = {name: list(dict.fromkeys(earlier.grid[name] + grid[name])) for name in earlier.grid}
                 replace(self, grid=grid)._refuse_shared_folders()
-            content = {"recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best}
+            content = {"recipe": self.recipe, "grid": grid, "common": self.common}
             write_atomically(self.output / "sweep.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def _refuse_another(self, earlier):
         def settings(sweep):
-            own = {"recipe": sweep.recipe, "grid over": " ".join(sweep.grid), "keep best": sweep.keep_best}
             switched = {name: "given" if value is None else value for name, value in sweep.common.items()}
-            return {**own, **switched}
+            return {"recipe": sweep.recipe, "grid over": " ".join(sweep.grid), **switched}
 
         there, here = settings(earlier), settings(self)
-        different = [
-            f"{name} {there.get(name, 'not given')} there, {here.get(name, 'not given')} here"
-            for name in {**there, **here}
-            if there.get(name, "not given") != here.get(name, "not given")
-        ]
-        if different:
-            raise ValueError(f"{self.output} holds another sweep ({'; '.join(different)}); choose another folder")
+        pairs = {name: (there.get(name), here.get(name)) for name in {**there, **here}}
+        if different := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
+            raise ValueError(another(self.output, different))
 
 
 # ---------------------------------------------------------------------------------------------------- words and values
@@ -245,17 +197,14 @@ def _label(name, value):
     return short + re.sub(r"[^\w.+:=-]+", "-", "-".join(part for part in Path(value).parts[-2:] if part != "/"))
 
 
-def check_tasks(folder: str | Path, tasks: Iterable[str] | None = None) -> list[str]:
-    """The tasks of a folder of data for fine-tuning. tasks: those to keep, in any spelling ("cola"); default: all.
-
-    Raises ValueError for a folder without data and for a task that it does not have.
-    """
+def _prepared(folder, tasks):
+    """These tasks, in any spelling ("cola"), as a folder of data calls them; all that it has if tasks is None. Raises
+    ValueError for a folder without data and for a task that it does not have."""
     prepared = tasks_in(folder)
     if not prepared:
         raise ValueError(f"{folder} holds no prepared task; `tupe prepare glue` makes one")
     spellings = {task_key(name): name for name in prepared}
-    missing = [task for task in tasks or () if task_key(task) not in spellings]
-    if missing:
+    if missing := [task for task in tasks or () if task_key(task) not in spellings]:
         raise ValueError(f"{folder} holds no data for {', '.join(missing)}; prepared: {', '.join(prepared)}")
     return [spellings[task_key(task)] for task in tasks or prepared]
 
@@ -263,6 +212,6 @@ def check_tasks(folder: str | Path, tasks: Iterable[str] | None = None) -> list[
 def _with_paper_search(grid, common):
     if "--data" in common and "--task" not in common:
         data = common["--data"]
-        grid = {**grid, "--task": check_tasks(data, grid.get("--task"))}
+        grid = {**grid, "--task": _prepared(data, grid.get("--task"))}
     given = {option_of(name) for name in (*grid, *common)}
     return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in given}, **grid}

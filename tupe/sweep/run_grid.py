@@ -20,20 +20,17 @@ from .report import write_report
     "takes. Can be repeated. Fine-tuning's defaults: all prepared tasks, the paper's lr 2e-5 to 5e-5, and its "
     "seeds 1 to 5.",
 )  # fmt: skip
-@click.option(
-    "--keep-best", is_flag=True, help="Keep the best checkpoint of each task. Otherwise fine-tuning leaves none."
-)
 @click.option("--retry-failed", is_flag=True, help="Run failed jobs again, as killed ones always are.")
 @options.jobs()
 @click.option("--report", is_flag=True, help="Write OUTPUT/report at the end.")
 @click.option("--dry-run", is_flag=True, help="Print the commands of all jobs, and run none.")
 @click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF EVERY JOB]...")
-def command(recipe, output, grid, keep_best, retry_failed, jobs, report, dry_run, common):
+def command(recipe, output, grid, retry_failed, jobs, report, dry_run, common):
     """Run a recipe with every combination of the values of --grid, each in a process of its own.
 
     tupe sweep --recipe finetune --data glue-bin --checkpoint checkpoint_last.pt --output sweep --grid task=CoLA,RTE
     """
-    sweep = Sweep.plan(recipe, output, parse_grid(grid), [*common, *options.position_file()], keep_best)
+    sweep = Sweep.plan(recipe, output, parse_grid(grid), [*common, *options.position_file()])
     if dry_run:
         click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
         return
@@ -42,7 +39,7 @@ def command(recipe, output, grid, keep_best, retry_failed, jobs, report, dry_run
         for job in sweep.samples:
             runner.check(job)
     sweep.save()
-    states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed, sweep.keep_best_checkpoint)
+    states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed)
     if report:
         write_report(collect([sweep.output]), sweep.output / "report")
     runner.exit_if_unfinished(states, "sweep")
