@@ -21,7 +21,7 @@ def tables_of(folder):
     collection = collect([folder])
     summaries, baselines = summarise(collection.finished), majority(collection.finished)
     (_, _, table), *_ = paper_tables(summaries, baselines)
-    return table, Uncertainty(collection, summaries).score_table(baselines)
+    return table, Uncertainty(summaries).score_table(baselines)
 
 
 def rows_of(table, kind):
