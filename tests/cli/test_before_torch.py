@@ -42,7 +42,6 @@ MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + "--max-updat=5": "unknown option --max-updat; did you mean '--max-update'?",
     PRETRAIN + "--engine=torch --arhc tupe_r": "unknown option --arhc; did you mean '--arch'?",
     PRETRAIN + "--engine=transformers --fp61": "unknown option --fp61; did you mean '--fp16'?",
-    PRETRAIN + "--learning-rate 1e-4": "unknown option --learning-rate; did you mean '--lr'?",
     PRETRAIN + "--engine=pytorch": "'pytorch' is not known; did you mean 'torch'?",
     PRETRAIN + "--data={}/none": "data folder not found: {}/none",
     PRETRAIN + "--data={}/raw": "{}/raw is not a folder of prepared data: it has no dict.txt",

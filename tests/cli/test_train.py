@@ -86,12 +86,12 @@ def test_the_value_of_an_option_is_no_value_of_the_recipe(words, wanted, tmp_pat
 @pytest.mark.parametrize(
     "command, words, message",
     [
-        ("pretrain", ["--save-dir=other"], "--save-dir: give --output instead"),
-        ("pretrain", ["checkpoint.save_dir=other"], "checkpoint.save_dir: give --output instead"),
-        ("pretrain", ["task.data=other"], "task.data: give --data instead"),
+        ("pretrain", ["--save-dir=other"], "checkpoint.save_dir: the command has an option of its own"),
+        ("pretrain", ["checkpoint.save_dir=other"], "checkpoint.save_dir: the command has an option of its own"),
+        ("pretrain", ["task.data=other"], "task.data: the command has"),
         ("pretrain", ["--recipe=pretrain_electra", "--arch=tupe_r"], "--arch tupe_r is no ELECTRA; valid with"),
-        ("finetune", ["--task=CoLA", "--finetune-from-model=x"], "--finetune-from-model: give --checkpoint instead"),
-        ("finetune", ["--task=CoLA", "glue=mnli"], "glue: give --task instead"),
+        ("finetune", ["--task=CoLA", "--finetune-from-model=x"], "checkpoint.finetune_from_model: the command has"),
+        ("finetune", ["--task=CoLA", "glue=mnli"], "glue=mnli: glue=cola is given already"),
         ("pretrain", ["--preset="], "model= not found"),
     ],
 )

@@ -124,11 +124,15 @@ def read(
             options[known.place] = True if value is None else value
         elif "." in name:  # given twice, the last counts, as in Hydra
             overrides[name.lstrip("+")] = value_of(f"{name}={value}")
+        elif (name := name.lstrip("+")) in presets:
+            raise ValueError(f"{name}={value}: {name}={presets[name]} is given already")
         else:
-            presets[name.lstrip("+")] = value
+            presets[name] = value
     given, fixed = {**overrides, **options}, {place: str(value) for place, value in (fixed or {}).items()}
     if odd := [value for value in fixed.values() if "${" in value]:
         raise ValueError(f"{odd[0]}: '${{' begins the name of another setting; choose another path")
+    if twice := [place for place in given if place in fixed]:
+        raise ValueError(f"{twice[0]}: the command has an option of its own for it")
     values = {place: value for place, value in compose(recipe, presets).items() if place not in LAUNCHERS} | overrides
     whole = {place: value for place, value in {**values, **options, **fixed}.items() if value != "???"}
     arch = whole.get(ARCH)
@@ -156,19 +160,10 @@ def read(
     return settings
 
 
-ELSEWHERE = {  # options of other programs -> ours
-    "learning_rate": "lr", "epochs": "max_epoch", "num_train_epochs": "max_epoch", "steps": "max_update",
-    "max_steps": "max_update", "updates": "max_update", "warmup_steps": "warmup_updates", "model": "arch",
-    "gradient_accumulation_steps": "update_freq", "per_device_train_batch_size": "batch_size",
-}  # fmt: skip
-
-
 def _option(name, command, own):
     known = config.named(name)
     if known is None or command not in known.of:
         valid = [*own, *(each.flag for each in OPTIONS.values() if command in each.of)]
         near = did_you_mean(name, valid, own)
-        if (ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_"))) and command in OPTIONS[ours].of:
-            near = f"; did you mean {OPTIONS[ours].flag!r}?"
         raise ValueError(f"unknown option {name}{near} (settings of fairseq's own: SECTION.KEY=VALUE)")
     return known
