@@ -10,7 +10,6 @@ from tupe.run import record
 from tupe.run.folder import lock
 from tupe.run.record import Record
 from tupe.sweep.collection import FinishedRun, collect
-from tupe.sweep.grid import Sweep
 
 
 def reasons(pairs):
@@ -28,7 +27,7 @@ def test_finished_failed_and_stopped_runs(tmp_path):
     collection = collect([tmp_path])
     assert [key[1:] for key in collection.finished] == [("RTE", 2e-5, 1)]
     assert reasons(collection.failed) == {"failed": "diverged", "early": "no such data"}
-    assert reasons(collection.missing) == {"stopped": "stopped before its end", "running": "running"}
+    assert reasons(collection.unfinished) == {"stopped": "stopped before its end", "running": "running"}
     assert not collection.left_out
 
 
@@ -81,19 +80,7 @@ def test_pretrainings_are_no_rows(tmp_path):
         folder.mkdir()
         Record("masked_lm", "tupe_r", state=state, started_at="today", splits=["valid"]).save(folder)
     collection = collect([tmp_path])
-    assert len(collection.finished) == 1 and not collection.missing and not collection.left_out
-
-
-def test_what_a_sweep_plans_and_has_not_run_is_missing(tmp_path):
-    sweep = Sweep.plan("finetune", tmp_path / "sweep", {"seed": ["1", "2", "3"], "lr": ["2e-5"]}, ["--task=RTE"])
-    sweep.save()
-    first, second, third = (job.folder for job in sweep.jobs)
-    write_run(first, "RTE", 2e-5, 1, 60.0)
-    write_run(second, "RTE", 2e-5, 2, 60.0, state="running")
-    collection = collect([tmp_path, tmp_path / "sweep"])
-    assert reasons(collection.missing) == {second.name: "stopped before its end", third.name: "not run yet"}
-    (tmp_path / "sweep" / "sweep.json").write_text("{")
-    assert reasons(collect([tmp_path]).left_out).keys() == {"sweep"}
+    assert len(collection.finished) == 1 and not collection.unfinished and not collection.left_out
 
 
 def test_folders_without_runs_are_refused(tmp_path):

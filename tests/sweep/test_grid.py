@@ -147,7 +147,6 @@ def test_words_are_options_or_overrides():
         (["--grid=lr=1", "--grid=optimization.lr=[2]"], "give each option once"),
         (["--grid=output=a,b"], "--output is set by the sweep"),
         (["--save-dir=x"], "--save-dir is set by the sweep"),
-        (["--recipe=finetunes"], "unknown recipe 'finetunes'; did you mean 'finetune'?"),
         (["--recipe=pretrain"], "no --grid"),
         (["--data=nowhere"], "nowhere holds no prepared task"),
         (["--arhc=bert_a"], "no such option --arhc"),  # what the first job's command says

@@ -112,7 +112,7 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     chosen += [f"--arch={arch}"] if arch is not None else []
     settings = settings_of(recipe, chosen, words, {"checkpoint.save_dir": output, "task.data": data})
     if not machine["dry_run"]:
-        check_data(data, settings)
+        check_data(data)
     start(settings, data, machine, engine)
 
 
@@ -134,7 +134,7 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
         values["task.glue_task"] = next(each for each in own if task_key(each) == name)
     settings = settings_of("finetune", [chosen], words, values)
     if not machine["dry_run"]:
-        check_data(data, settings, task)
+        check_data(data)
     start(settings, data, machine, engine)
 
 
@@ -161,23 +161,13 @@ def check_schemes(position: str) -> None:
             raise ValueError(unknown_scheme(name, position, known, "one of your own also needs --position-file FILE"))
 
 
-def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
-    """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training."""
+def check_data(data: Path) -> None:
+    """Raise ValueError for a folder that holds no prepared data."""
     from ..data.splits import folders_of, read_symbols  # only here: numpy takes as long to import as all the rest
 
-    folders = folders_of(data)
-    for folder in folders:
+    for folder in folders_of(data):
         check_name(folder)
         read_symbols(folder)
-    if task is not None:
-        if task_key(task) not in map(task_key, there := tasks_in(folders[0])):
-            raise ValueError(f"{folders[0]} has no {task}; prepared there: {', '.join(there) or 'none'}")
-        return
-    validated = () if settings["disable_validation"] else settings["valid_subset"].split(",")
-    for name in (settings["train_subset"], *validated):
-        if not any((folders[0] / file).is_file() for file in (f"{name}.idx", name)):
-            there = ", ".join(sorted(path.stem for path in folders[0].glob("*.idx"))) or "none is prepared there"
-            raise ValueError(f"{folders[0]} has no split {name!r}; valid: {there}")
 
 
 # -------------------------------------------------------------------------------------------------------------- with it

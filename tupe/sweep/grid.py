@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import config
-from ..common.options import CONFIGS, did_you_mean, split_files, task_key
+from ..common.options import split_files, task_key
 from ..common.prepared import tasks_in
 from ..run.folder import locked, write_atomically
 from ..run.record import another
 from . import runner
 from .runner import Job
 
-COMMANDS = ("pretrain", "finetune")
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
 FILES = ("--data", "--checkpoint", "--position-file")  # made absolute: a sweep goes on from another working directory
 
@@ -42,9 +41,6 @@ class Sweep:
         Fine-tuning defaults to the paper's search on every prepared task. Raises ValueError for a task without
         data and for options that the sweep decides itself.
         """
-        recipes = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem.split("_")[0] in COMMANDS)
-        if recipe not in recipes:
-            raise ValueError(f"unknown recipe {recipe!r}{did_you_mean(recipe, recipes)}")
         common = options_in(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
         grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}
@@ -149,12 +145,9 @@ def options_in(words: Iterable[str]) -> dict:
     return {name: _absolute(name, value) if name in FILES and value else value for name, value in pairs}
 
 
-def _paths(name, value):
-    return [value] if name == "--checkpoint" else split_files(value)
-
-
 def _absolute(name, value):
-    return os.pathsep.join(str(Path(path).resolve()) for path in _paths(name, value))
+    paths = [value] if name == "--checkpoint" else split_files(value)
+    return os.pathsep.join(str(Path(path).resolve()) for path in paths)
 
 
 def parse_grid(texts: Iterable[str]) -> dict:

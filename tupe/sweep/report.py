@@ -97,11 +97,8 @@ def run_table(collection: Collection) -> TextTable:
 
 
 def counts(collection: Collection) -> str:
-    numbers = [f"{len(collection.finished)} finished runs", f"{len(collection.failed)} failed"]
-    numbers.append(f"{len(collection.missing)} missing")
-    if collection.left_out:
-        numbers.append(f"{len(collection.left_out)} left out")
-    return ", ".join(numbers)
+    others = [f"{len(entries)} {title}" for title, entries in collection.of_no_score.items()]
+    return ", ".join([f"{len(collection.finished)} finished runs", *others])
 
 
 def sections(collection: Collection) -> list:
@@ -115,11 +112,10 @@ def sections(collection: Collection) -> list:
     report.append(("All scores", [ERRORS, *legend, uncertainty.score_table(baselines)]))
     report.append(("Differences", [DIFFERENCES, uncertainty.difference_table()]))
     report = [(title, blocks) for title, blocks in report if blocks[-1].rows]
-    of_no_score = {"Failed": collection.failed, "Missing": collection.missing, "Left out": collection.left_out}
-    for title, entries in of_no_score.items():
+    for title, entries in collection.of_no_score.items():
         if entries:
             lines = "\n".join(f"- `{folder}`: {reason}" for folder, reason in entries)
-            report.append((f"{title} ({len(entries)})", [lines]))
+            report.append((f"{title.capitalize()} ({len(entries)})", [lines]))
     return report
 
 
