@@ -207,7 +207,7 @@ def tables(runs, with_properties, data):
     """Print the published tables beside our fine-tuned models of the same encodings, as Markdown."""
     collection = collect(runs)
     summaries = summarise(collection.finished)
-    probed = properties(collection.models(), data) if with_properties else {}
+    probed = properties(summaries, data) if with_properties else {}
     found = [score_table(summaries), property_table(probed) if probed else None]
     if not any(found):
         raise ValueError(f"no model in {', '.join(map(str, runs))} has one of the thirteen encodings (lab/wang.yaml)")

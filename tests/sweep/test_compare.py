@@ -109,7 +109,6 @@ def test_an_encoding_whose_pre_training_fails_is_left_out(place):
         (["--position=RoPE", "--position=t5"], "did you mean 'rope'"),
         (["--position=tupe_a", "--position=t5"], "tupe_a is an architecture; give --arch tupe_a, or --position untied"),
         (["--position=rope", "--arch=tupe_b"], "--arch is set by this command"),
-        (["--position=rope", "--presets=rope"], "rope: both a preset and a position"),
         (["--presets=shaw", "--data=nowhere"], "data folder not found: nowhere"),
         (["--size=giant"], "giant"),
     ],

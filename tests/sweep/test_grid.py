@@ -13,8 +13,7 @@ from helpers import finetune, fork, least_checkpoint, wait_until
 
 from tupe.run import record
 from tupe.sweep import runner
-from tupe.sweep.grid import Sweep, options_in, parse_grid
-from tupe.sweep.run_grid import command
+from tupe.sweep.grid import Sweep, command, options_in, parse_grid
 
 STAND_IN = Path(__file__).parents[1] / "stand_in.py"
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -73,7 +73,7 @@ def launcher(function: Callable) -> Callable:
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
         click.option("--dry-run", is_flag=True, help="Print what would run: a command of fairseq-train, or settings."),
         click.option("--yes", is_flag=True, help="Train on a CPU even if that takes more than a week."),
-        click.option("--allocator", help="The memory allocator to preload, or none (default: tcmalloc on CPUs)."),
+        click.option("--allocator", type=click.Choice(["tcmalloc", "none"]), help="On a CPU, what memory comes from."),
         click.option("--micro-batch-size", type=positive, help="How many sequences a GPU takes at a time, at most; the "
                      "batch stays the same (default: the recipe's)."),
         click.option("--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True,
@@ -176,7 +176,8 @@ def check_data(data: Path) -> None:
 def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq") -> None:
     """Train: in this process, or in several that torchrun starts, each of which is this very command. machine: the
     options of `launcher`."""
-    use_allocator(machine["allocator"])  # starts the process again if torch is not there yet
+    if machine["allocator"] != "none":
+        use_allocator()  # starts the process again if torch is not there yet
     options.run_own_files()
     import torch
 

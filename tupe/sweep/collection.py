@@ -97,10 +97,6 @@ class Collection:
     def of_no_score(self) -> dict[str, list]:
         return {"failed": self.failed, "unfinished": self.unfinished, "left out": self.left_out}
 
-    def models(self) -> list:
-        """The models with finished runs, in order."""
-        return sorted({run.model for run in self.finished.values()})
-
 
 def collect(folders: Iterable[str | Path]) -> Collection:
     """Look through folders, and all that is in them, for runs of fine-tuning. Each run counts once, though its folder

@@ -46,9 +46,6 @@ def plan_pretraining(
     for preset in presets:
         if preset not in valid:
             raise ValueError(f"unknown preset {preset!r}{did_you_mean(preset, valid)}")
-    twice = sorted(set(presets) & set(positions))
-    if twice:
-        raise ValueError(f"{', '.join(twice)}: both a preset and a position; give one of them")
 
     def plan(kind, architecture, values):
         architecture = with_size(split_size(architecture)[0], size)

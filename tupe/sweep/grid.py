@@ -8,16 +8,22 @@ import itertools
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
+
 from .. import config
+from ..common import options
 from ..common.options import split_files, task_key
 from ..common.prepared import tasks_in
 from ..run.folder import locked, write_atomically
 from ..run.record import another
 from . import runner
+from .collection import collect
+from .report import write_report
 from .runner import Job
 
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
@@ -103,12 +109,12 @@ class Sweep:
         labels = [_label(name, value) for name, value in values.items() if name != "--task"]
         folder = self.output / values.get("--task", "") / ("_".join(labels) or "run")
         command = self.recipe.split("_")[0]
-        options = {**values, "--output": folder, **self.common}
+        words = {**values, "--output": folder, **self.common}
         if command != self.recipe:
-            options["--recipe"] = self.recipe
+            words["--recipe"] = self.recipe
         if command == "finetune":  # its scores are what counts
-            options["--no-save"] = None
-        return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
+            words["--no-save"] = None
+        return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, words))
 
     def save(self) -> None:
         """Write sweep.json, together with what it says already.
@@ -208,3 +214,40 @@ def _with_paper_search(grid, common):
         grid = {**grid, "--task": _prepared(data, grid.get("--task"))}
     given = {option_of(name) for name in (*grid, *common)}
     return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in given}, **grid}
+
+
+# -------------------------------------------------------------------------------------------------------- the command
+
+
+@click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
+@click.option("--recipe", default="finetune", show_default=True, help="The recipe: a file of configs/, without .yaml.")
+@options.output("The folder of the sweep. An existing one is resumed, and a wider grid extends it.", shared=True)
+@click.option(
+    "--grid", multiple=True, metavar="NAME=A,B,...",
+    help="An option (task, lr, seed, preset, max-epoch ...) or a value of the recipe (model.dropout), and what it "
+    "takes. Can be repeated. Fine-tuning's defaults: all prepared tasks, the paper's lr 2e-5 to 5e-5, and its "
+    "seeds 1 to 5.",
+)  # fmt: skip
+@click.option("--retry-failed", is_flag=True, help="Run failed jobs again, as killed ones always are.")
+@options.jobs()
+@click.option("--report", is_flag=True, help="Write OUTPUT/report at the end.")
+@click.option("--dry-run", is_flag=True, help="Print the commands of all jobs, and run none.")
+@click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF EVERY JOB]...")
+def command(recipe, output, grid, retry_failed, jobs, report, dry_run, common):
+    """Run a recipe with every combination of the values of --grid, each in a process of its own.
+
+    tupe sweep --recipe finetune --data glue-bin --checkpoint checkpoint_last.pt --output sweep --grid task=CoLA,RTE
+    """
+    sweep = Sweep.plan(recipe, output, parse_grid(grid), [*common, *options.position_file()])
+    if dry_run:
+        click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
+        return
+    known = earlier.grid if (earlier := Sweep.read(sweep.output)) else {}
+    if any(set(values) - set(known.get(name, ())) for name, values in sweep.grid.items()):
+        for job in sweep.samples:
+            runner.check(job)
+    sweep.save()
+    states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed)
+    if report:
+        write_report(collect([sweep.output]), sweep.output / "report")
+    runner.exit_if_unfinished(states, "sweep")
