@@ -189,9 +189,9 @@ def property_table(probed: dict[Model, dict[str, float]]) -> TextTable | None:
 @click.command("wang", cls=options.QuietCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("options_of_compare", nargs=-1, type=click.UNPROCESSED, metavar="OPTIONS OF `tupe compare`")
 def grid(options_of_compare):
-    """Train the thirteen encodings alike and fine-tune each, by `tupe compare`.
+    """Pre-train the thirteen encodings alike, by `tupe compare`.
 
-    python -m lab wang --data DATA --output OUT --glue GLUE-BIN --max-update 6000
+    python -m lab wang --data DATA --output OUT --max-update 6000
     """
     positions = [f"--position={position}" for position in ENCODINGS.values()]
     compare.main([*positions, *options_of_compare], "python -m lab wang")
@@ -206,7 +206,7 @@ def tables(runs, with_properties, data):
     """Print the published tables beside our fine-tuned models of the same encodings, as Markdown."""
     collection = collect(runs)
     summaries = summarise(collection.finished)
-    probed = properties(collection.models(), data) if with_properties else {}
+    probed = properties(summaries, data) if with_properties else {}
     found = [score_table(summaries), property_table(probed) if probed else None]
     if not any(found):
         raise ValueError(f"no model in {', '.join(map(str, runs))} has one of the thirteen encodings (lab/wang.yaml)")

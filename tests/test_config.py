@@ -48,7 +48,7 @@ def settled(pretrained):
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=list(OPTIONS))
 def test_an_option_is_in_the_help_in_the_record_and_in_both_engines(option, configurations, recorded, pages, settled):
     for name in option.of:  # or the command's own option
-        shown = SET_BY_COMMAND[name].get(option.place, option.flag)
+        shown = SET_BY_COMMAND[name].get(option.name, option.flag)
         assert f" {shown} " in pages[name].replace("\n", " \n")
     if option.record != APART and option.place not in ("optimization.lr", "distributed_training.ddp_backend"):
         assert option.place in recorded  # these two: Record.lr; it leaves the numbers as they are

@@ -155,7 +155,7 @@ def test_other_folders_are_refused_in_one_line(folder, tmp_path):
     words = ["checkpoint", "stretch", "--length=40", "--output", str(tmp_path / "out"), "--checkpoint"]
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(main, [*words, str(tmp_path / "empty")])
-    assert result.exit_code == 2 and "it has no config.json" in result.output
+    assert result.exit_code == 2 and "has no config.json" in result.output
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "checksums.json").unlink()
     (other / "config.json").write_text('{"model_type": "gpt2"}')

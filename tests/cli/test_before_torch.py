@@ -53,9 +53,7 @@ MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + "--preset ropee": "model=ropee not found; did you mean 'rope'?",
     PRETRAIN + "--engine=torch --lr abc": "--lr is abc; valid: numbers from 0 to 100",
     PRETRAIN + "--heartbeat-timeout=9": "settings of fairseq's own: SECTION.KEY=VALUE",
-    PRETRAIN + "--valid-subset=dev": "has no split 'dev'; valid: train, valid",
     PRETRAIN + "model.dropout=2": "--dropout is 2; valid: 0 to 0.99",
-    "finetune --task=RTE --checkpoint={}/raw/a.txt --data={}/data": "has no RTE; prepared there: none",
 }
 
 

@@ -1,6 +1,7 @@
 """A few lines on the console, everything in the run's log, and an error as one line at the end."""
 
 import logging
+import re
 import sys
 
 import pytest
@@ -13,24 +14,6 @@ SIMPLE = (
     "epoch 001:     50 / 90 loss=5.365, ppl=41.2, wps=238.3, ups=3.15, wpb=75.5, bsz=4, num_updates=50, lr=0.0009, "
 )
 SIMPLE += "gnorm=7.556, clip=100, train_wall=0, wall=1, left=0:00:04"
-JSON = '{"epoch": 1, "update": 0.5, "loss": "5.365", "ups": "3.15", "num_updates": "50", "lr": "0.0009", '
-JSON += '"gnorm": "7.556", "left": "0:00:04"}'
-
-
-@pytest.mark.parametrize("message", [SIMPLE, JSON])
-def test_progress_is_the_same_line_in_both_formats(message):
-    line = "update 50: loss 5.365, gradient norm 7.556, lr 0.0009, 3.15 updates/s, 0:00:04 left"
-    assert console.progress("train_inner", message) == line
-    assert console.progress("tupe.train", line.replace("50:", "50/90:")) == line.replace("50:", "50/90:")
-    assert console.progress("train", message) is None and console.progress("tupe.train", "a warning") is None
-
-
-def test_scores_are_one_line():
-    line = "epoch 001 | valid on 'valid' subset | loss 5.369 | ppl 41.31 | wps 0 | wpb 75 | bsz 4 | num_updates 4"
-    assert console.scores("valid", line + " | best_loss 5.2") == "update 4: loss 5.369 on 'valid'"
-    line = '{"epoch": 1, "valid_loss": "0.7", "valid_accuracy": "52.1", "valid_wps": "0", "valid_num_updates": "9"}'
-    assert console.scores("valid", line) == "update 9: loss 0.7, accuracy 52.1 on 'valid'"
-    assert console.scores("train", line) is None and console.scores("valid", "something else") is None
 
 
 def test_lines_of_progress_become_rare(tmp_path, capsys, monkeypatch):
@@ -42,7 +25,7 @@ def test_lines_of_progress_become_rare(tmp_path, capsys, monkeypatch):
             clock[0] += 1
             logging.getLogger("train_inner").info(SIMPLE.replace("num_updates=50", f"num_updates={number}"))
     unlock(tmp_path)
-    shown = [int(line.split()[2].rstrip(":")) for line in capsys.readouterr().out.splitlines() if "left" in line]
+    shown = [int(number) for number in re.findall(r"num_updates=(\d+),.* left", capsys.readouterr().out)]
     assert shown[:5] == [0, 1, 2, 3, 4] and shown[5:] == list(range(14, 100, 10))
     assert (tmp_path / "train.log").read_text().count("num_updates=") == 100
 
@@ -104,5 +87,5 @@ def test_a_training_says_little(engine, into_log, tmp_path):
     assert log.startswith("$ ") != into_log
     if not into_log:
         assert len(shown) <= 16 and max(map(len, shown)) <= 200
-        lines = [line for line in shown if line.endswith(" left") and "on this machine" not in line]  # of progress
+        lines = [line for line in shown if " left" in line and "on this machine" not in line]  # of progress
         assert len(lines) == 3 and "the whole log is in" in shown[0]

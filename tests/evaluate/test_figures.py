@@ -6,6 +6,7 @@ import torch
 from click.testing import CliRunner
 from helpers import build_masked_lm, pretrain_arguments, train, write_data
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from tupe.cli import main
 from tupe.common import plotting
@@ -36,7 +37,8 @@ def texts_are_whole(monkeypatch):
 
     def save(figure, path, original=plotting.save):
         figure.canvas.draw()
-        page = figure.bbox.padded(1)
+        below = [legend.get_window_extent() for legend in figure.legends]  # the picture grows with them
+        page = Bbox.union([figure.bbox, *below]).padded(1)
         ticks = {label for axis in figure.axes for label in (*axis.get_xticklabels(), *axis.get_yticklabels())}
         for text in set(figure.findobj(Text)) - ticks:
             box = text.get_window_extent()

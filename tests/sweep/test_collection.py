@@ -10,11 +10,14 @@ from tupe.run import record
 from tupe.run.folder import lock
 from tupe.run.record import Record
 from tupe.sweep.collection import FinishedRun, collect
-from tupe.sweep.grid import Sweep
 
 
 def reasons(pairs):
     return {Path(folder).name: reason for folder, reason in pairs}
+
+
+def models_of(collection):
+    return sorted({run.model for run in collection.finished.values()})
 
 
 def test_finished_failed_and_stopped_runs(tmp_path):
@@ -28,7 +31,7 @@ def test_finished_failed_and_stopped_runs(tmp_path):
     collection = collect([tmp_path])
     assert [key[1:] for key in collection.finished] == [("RTE", 2e-5, 1)]
     assert reasons(collection.failed) == {"failed": "diverged", "early": "no such data"}
-    assert reasons(collection.missing) == {"stopped": "stopped before its end", "running": "running"}
+    assert reasons(collection.unfinished) == {"stopped": "stopped before its end", "running": "running"}
     assert not collection.left_out
 
 
@@ -81,19 +84,7 @@ def test_pretrainings_are_no_rows(tmp_path):
         folder.mkdir()
         Record("masked_lm", "tupe_r", state=state, started_at="today", splits=["valid"]).save(folder)
     collection = collect([tmp_path])
-    assert len(collection.finished) == 1 and not collection.missing and not collection.left_out
-
-
-def test_what_a_sweep_plans_and_has_not_run_is_missing(tmp_path):
-    sweep = Sweep.plan("finetune", tmp_path / "sweep", {"seed": ["1", "2", "3"], "lr": ["2e-5"]}, ["--task=RTE"])
-    sweep.save()
-    first, second, third = (job.folder for job in sweep.jobs)
-    write_run(first, "RTE", 2e-5, 1, 60.0)
-    write_run(second, "RTE", 2e-5, 2, 60.0, state="running")
-    collection = collect([tmp_path, tmp_path / "sweep"])
-    assert reasons(collection.missing) == {second.name: "stopped before its end", third.name: "not run yet"}
-    (tmp_path / "sweep" / "sweep.json").write_text("{")
-    assert reasons(collect([tmp_path]).left_out).keys() == {"sweep"}
+    assert len(collection.finished) == 1 and not collection.unfinished and not collection.left_out
 
 
 def test_folders_without_runs_are_refused(tmp_path):
@@ -108,11 +99,11 @@ def test_models_of_one_name_are_told_apart_by_their_paths(tmp_path):
         for updates in (300_000, 1_000_000):
             pretrained = f"/runs/{folder}/x.pt"
             write_runs(tmp_path / folder / str(updates), ["RTE"], {2e-5: [50]}, updates=updates, pretrained=pretrained)
-    models = collect([tmp_path]).models()
+    models = models_of(collect([tmp_path]))
     assert {str(model) for model in models} == {
         f"tupe_r [{f}/x.pt] @ {updates}" for f in "ab" for updates in ("300k", "1M")
     }
-    (model,) = collect([tmp_path / "a" / "300000"]).models()
+    (model,) = models_of(collect([tmp_path / "a" / "300000"]))
     assert model.name == "tupe_r"
 
 
@@ -127,15 +118,15 @@ def test_runs_with_other_settings_are_models_of_their_own(tmp_path):
     assert len(collection.finished) == 5 and not collection.left_out
     names = {"bert_a", "bert_a (model.dropout 0)", "bert_a (common.fp16 True)"}
     names.add("tupe_r (common.fp16 True, model.dropout 0)")
-    assert {model.name for model in collection.models()} == names
-    (model,) = collect([tmp_path / "tupe_r"]).models()
+    assert {model.name for model in models_of(collection)} == names
+    (model,) = models_of(collect([tmp_path / "tupe_r"]))
     assert model.name == "tupe_r"  # where nothing differs, nothing is named
 
 
 def test_runs_on_other_data_are_models_of_their_own(tmp_path):
     for data in ("0123456789ab", "cdef01234567"):
         write_run(tmp_path / data, "RTE", 2e-5, 1, 60.0, config={}, data=data)
-    assert {model.name for model in collect([tmp_path]).models()} == {
+    assert {model.name for model in models_of(collect([tmp_path]))} == {
         "tupe_r (data 0123456789ab)", "tupe_r (data cdef01234567)"
     }  # fmt: skip
 
@@ -143,9 +134,9 @@ def test_runs_on_other_data_are_models_of_their_own(tmp_path):
 def test_a_checkpoint_that_held_other_weights_later_is_another_model(tmp_path):
     for seed, weights in ((1, "a" * 12), (2, "a" * 12), (2, "b" * 12)):
         write_run(tmp_path / f"{weights}{seed}", "RTE", 2e-5, seed, 60.0, config={}, pretrained_weights=weights)
-    names = {model.name for model in collect([tmp_path]).models()}
+    names = {model.name for model in models_of(collect([tmp_path]))}
     assert names == {f"tupe_r (weights {weights})" for weights in ("a" * 12, "b" * 12)}
-    (model,) = collect([tmp_path / f"{'a' * 12}{seed}" for seed in (1, 2)]).models()
+    (model,) = models_of(collect([tmp_path / f"{'a' * 12}{seed}" for seed in (1, 2)]))
     assert model.name == "tupe_r"
 
 
@@ -153,7 +144,7 @@ def test_runs_of_another_length_are_models_of_their_own(tmp_path):
     """Lengths of one task: others of other tasks are usual, and need no name."""
     write_run(tmp_path / "a", "RTE", 2e-5, 1, 60.0, epochs=3, variant="position shaw")
     write_run(tmp_path / "b", "CoLA", 2e-5, 1, 60.0, epochs=10, variant="position shaw")
-    assert [model.name for model in collect([tmp_path]).models()] == ["tupe_r (position shaw)"]
+    assert [model.name for model in models_of(collect([tmp_path]))] == ["tupe_r (position shaw)"]
     write_run(tmp_path / "c", "RTE", 3e-5, 1, 60.0, epochs=10, variant="position shaw")
     runs = {(model.name, task) for model, task, *_ in collect([tmp_path]).finished}
     three, ten = (f"tupe_r (position shaw, max_epoch {epochs})" for epochs in (3, 10))

@@ -21,7 +21,7 @@ def tables_of(folder):
     collection = collect([folder])
     summaries, baselines = summarise(collection.finished), majority(collection.finished)
     (_, _, table), *_ = paper_tables(summaries, baselines)
-    return table, Uncertainty(collection, summaries).score_table(baselines)
+    return table, Uncertainty(summaries).score_table(baselines)
 
 
 def rows_of(table, kind):
@@ -104,7 +104,11 @@ def test_the_report_is_one_page(tmp_path):
     )
     assert result.exit_code == 0, result.output
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "tupe_r @ 1M" in text and "8 finished runs, 1 failed, 0 missing" in text and "ICLR 2021, Table 1" in text
+    assert (
+        "tupe_r @ 1M" in text
+        and "8 finished runs, 1 failed, 0 unfinished, 0 left out" in text
+        and "ICLR 2021, Table 1" in text
+    )
     sections = re.findall("^## (.*)", text, flags=re.M)
     assert sections == ["GLUE dev, BERT-Base setting (110M)", "All scores", "Failed (1)"]
     assert "out of memory" in text and "None" not in text

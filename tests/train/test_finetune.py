@@ -1,11 +1,9 @@
 """`tupe finetune --engine torch`: the first engine's numbers, resuming, sweeps."""
 
-import json
 import os
 import shutil
 import signal
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -168,21 +166,11 @@ def test_another_vocabulary_is_refused(small, learnable, tmp_path):
     assert "longer/dict.txt makes" in refused(longer, small, tmp_path / "run")
 
 
-@pytest.mark.parametrize("keep_best", [False, True])
-def test_a_sweep_leaves_records_and_the_best_model(keep_best, small, learnable, tmp_path):
+def test_a_sweep_leaves_records_and_predictions(small, learnable, tmp_path):
     words = [f"--data={learnable}", f"--checkpoint={small}", "--engine=torch", *TINY[:4], "--max-epoch=1"]
-    sweep = Sweep.plan("finetune", tmp_path, {"task": ["CoLA"], "lr": ["1e-3"], "seed": ["1", "2"]}, words, keep_best)
-    for job in sweep.jobs:
-        assert ended(fork_tupe(*job.command[3:])) == 0
-        assert bool(list(job.folder.glob("checkpoint-*"))) == keep_best
-        sweep.keep_best_checkpoint(job, "finished")
-        assert {path.name for path in job.folder.iterdir()} <= {"record.json", "predictions", "lock", "train.log"}
-    best = Path(tmp_path, "CoLA", "best")
-    assert best.exists() == keep_best
-    if keep_best:
-        TupeForSequenceClassification.from_pretrained(best)
-        scores = [read(job.folder).best()[1] for job in sweep.jobs]
-        assert json.loads((best.parent / "best.json").read_text())["score"] == max(scores)
+    (job,) = Sweep.plan("finetune", tmp_path, {"task": ["CoLA"], "lr": ["1e-3"], "seed": ["1"]}, words).jobs
+    assert ended(fork_tupe(*job.command[3:])) == 0
+    assert {path.name for path in job.folder.iterdir()} <= {"record.json", "predictions", "lock", "train.log"}
 
 
 @pytest.mark.thorough

@@ -19,8 +19,8 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
     "Train": {
         "pretrain": ("cli.train:pretrain", "Train a masked language model or an ELECTRA."),
         "finetune": ("cli.train:finetune", "Fine-tune a checkpoint on a GLUE task or your own."),
-        "sweep": ("sweep.run_grid:command", "Run a recipe with every combination of some values."),
-        "compare": ("sweep.compare:command", "Pre-train encodings alike, fine-tune each, and report."),
+        "sweep": ("sweep.grid:command", "Run a recipe with every combination of some values."),
+        "compare": ("sweep.compare:command", "Pre-train encodings alike: a table of their losses."),
     },
     "Evaluate": {
         "report": ("sweep.report:command", "Put runs in one page beside published numbers."),

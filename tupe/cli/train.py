@@ -28,6 +28,10 @@ ENGINES = {"fairseq": "plugin", "torch": "train"}  # where they are
 ENGINE = options.OneOf(list(ENGINES), dict.fromkeys(config.TORCH, "torch"))
 FURTHER = """They win over the recipe, configs/RECIPE.yaml. Any value of the recipe and any other setting of fairseq is
 given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.restore_file=FILE."""
+SET_BY_COMMAND = {  # of a training's options, by these of the command
+    PRETRAIN: {"save_dir": "--output"},
+    FINETUNE: {"save_dir": "--output", "finetune_from_model": "--checkpoint", "glue_task": "--task"},
+}
 METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, X)'"}
 
 
@@ -35,7 +39,7 @@ def rows(command: str, *recipes: str) -> list[tuple[str, str]]:
     """(option, text with the values of these recipes) of all options of a command."""
     found, settings = [], [read(recipe, []) for recipe in recipes]
     for name, known in config.OPTIONS.items():
-        if command in known.of and known.place not in SET_BY_COMMAND[command]:
+        if command in known.of and name not in SET_BY_COMMAND[command]:
             values = [each.batch[0] if name == "batch_size" and each.batch else each[name] for each in settings]
             shown = ["" if value in (False, "") else f"{value}".strip("[]") for value in values]
             value = shown[0] if len({*shown}) == 1 else "; ".join(shown)
@@ -69,7 +73,7 @@ def launcher(function: Callable) -> Callable:
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
         click.option("--dry-run", is_flag=True, help="Print what would run: a command of fairseq-train, or settings."),
         click.option("--yes", is_flag=True, help="Train on a CPU even if that takes more than a week."),
-        click.option("--allocator", help="The memory allocator to preload, or none (default: tcmalloc on CPUs)."),
+        click.option("--allocator", type=click.Choice(["tcmalloc", "none"]), help="On a CPU, what memory comes from."),
         click.option("--micro-batch-size", type=positive, help="How many sequences a GPU takes at a time, at most; the "
                      "batch stays the same (default: the recipe's)."),
         click.option("--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True,
@@ -106,9 +110,9 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     """
     chosen = [f"model={preset}"] if preset is not None else []
     chosen += [f"--arch={arch}"] if arch is not None else []
-    settings = settings_of(PRETRAIN, recipe, chosen, words, {"checkpoint.save_dir": output})
+    settings = settings_of(recipe, chosen, words, {"checkpoint.save_dir": output, "task.data": data})
     if not machine["dry_run"]:
-        check_data(data, settings)
+        check_data(data)
     start(settings, data, machine, engine)
 
 
@@ -120,43 +124,27 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
 @launcher
 def finetune(task, data, checkpoint, output, engine, words, **machine):
     """Fine-tune a checkpoint on a GLUE task or a task of your own, as the paper does. The model is the checkpoint's."""
-    name, values = task_key(task), {"checkpoint.save_dir": output, "checkpoint.finetune_from_model": checkpoint}
-    chosen = f"glue={name}"
+    name, chosen = task_key(task), f"glue={task_key(task)}"
+    values = {"checkpoint.save_dir": output, "checkpoint.finetune_from_model": checkpoint, "task.data": data}
     if name not in GLUE:
         own = [each for each in tasks_in(data) if task_key(each) not in GLUE]
         if name not in map(task_key, own):
             raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *own])}")
         chosen = f"glue={OWN}"
         values["task.glue_task"] = next(each for each in own if task_key(each) == name)
-    settings = settings_of(FINETUNE, "finetune", [chosen], words, values)
+    settings = settings_of("finetune", [chosen], words, values)
     if not machine["dry_run"]:
-        check_data(data, settings, task)
+        check_data(data)
     start(settings, data, machine, engine)
 
 
 # ------------------------------------------------------------------------------------------------ before torch is there
 
-# What a command sets itself -> the option that says it.
-SET_BY_COMMAND = {
-    PRETRAIN: {"checkpoint.save_dir": "--output", "task.data": "--data"},
-    FINETUNE: {
-        "checkpoint.save_dir": "--output", "task.data": "--data", "checkpoint.finetune_from_model": "--checkpoint",
-        "task.glue_task": "--task", "glue": "--task",
-    },
-}  # fmt: skip
 
-
-def settings_of(
-    command: str, recipe: str, chosen: list[str], words: Iterable[str], values: dict[str, Any]
-) -> Settings:  # fmt: skip
+def settings_of(recipe: str, chosen: list[str], words: Iterable[str], values: dict[str, Any]) -> Settings:
     """What a command was told. chosen, words: by its own options, and beside them; values: {place in the recipe: what
     the command sets itself}. Raises ValueError for what is unknown, or not valid."""
-    for name, _ in config.split_words(words):
-        known = config.named(name)
-        if given := SET_BY_COMMAND[command].get(known.place if known else name.lstrip("+")):
-            raise ValueError(f"{name}: give {given} instead")
-    words = [*chosen, *options.position_file(), *words]
-    settings = read(recipe, words, options.own_options(), values)
+    settings = read(recipe, [*chosen, *options.position_file(), *words], options.own_options(), values)
     if not settings["position_file"] and "common.user_dir" not in settings.values:
         check_schemes(str(settings.values.get("model.position", "")))
     return settings
@@ -173,23 +161,13 @@ def check_schemes(position: str) -> None:
             raise ValueError(unknown_scheme(name, position, known, "one of your own also needs --position-file FILE"))
 
 
-def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
-    """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training."""
+def check_data(data: Path) -> None:
+    """Raise ValueError for a folder that holds no prepared data."""
     from ..data.splits import folders_of, read_symbols  # only here: numpy takes as long to import as all the rest
 
-    folders = folders_of(data)
-    for folder in folders:
+    for folder in folders_of(data):
         check_name(folder)
         read_symbols(folder)
-    if task is not None:
-        if task_key(task) not in map(task_key, there := tasks_in(folders[0])):
-            raise ValueError(f"{folders[0]} has no {task}; prepared there: {', '.join(there) or 'none'}")
-        return
-    validated = () if settings["disable_validation"] else settings["valid_subset"].split(",")
-    for name in (settings["train_subset"], *validated):
-        if not any((folders[0] / file).is_file() for file in (f"{name}.idx", name)):
-            there = ", ".join(sorted(path.stem for path in folders[0].glob("*.idx"))) or "none is prepared there"
-            raise ValueError(f"{folders[0]} has no split {name!r}; valid: {there}")
 
 
 # -------------------------------------------------------------------------------------------------------------- with it
@@ -198,7 +176,8 @@ def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
 def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq") -> None:
     """Train: in this process, or in several that torchrun starts, each of which is this very command. machine: the
     options of `launcher`."""
-    use_allocator(machine["allocator"])  # starts the process again if torch is not there yet
+    if machine["allocator"] != "none":
+        use_allocator()  # starts the process again if torch is not there yet
     options.run_own_files()
     import torch
 

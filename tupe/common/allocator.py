@@ -9,25 +9,18 @@ from pathlib import Path
 import click
 
 
-def use_allocator(library: str | None) -> None:
-    """Take main memory from this library: start the process again with LD_PRELOAD.
+def use_allocator() -> None:
+    """Take main memory from tcmalloc on machines that have it and no GPU: start the process again with LD_PRELOAD.
 
     glibc returns a step's memory to the system, which clears every page anew for the next one; what that costs on a CPU
-    is in docs/benchmarks.md. library: path, "none", or None for tcmalloc on machines that have it and no GPU. Where
-    there is an LD_PRELOAD already, only a library that is named is added. A process that has loaded torch stays as it
-    is.
+    is in docs/benchmarks.md. Where LD_PRELOAD is set already, if to nothing, and in a process that has loaded torch,
+    all stays as it is.
     """
-    if (is_default := library is None) and not Path("/dev/nvidiactl").exists():
-        library = tcmalloc()
-    others = os.environ.get("LD_PRELOAD", "")
-    if library in (None, "none") or (others and is_default) or "torch" in sys.modules:
+    if "LD_PRELOAD" in os.environ or "torch" in sys.modules or Path("/dev/nvidiactl").exists():
         return
-    if not Path(library).exists():
-        raise ValueError(f"--allocator {library}: no such library")
-    if library in re.split("[ :]", others):
-        return
-    click.echo(f"memory from {library}", err=True)
-    os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": f"{library}:{others}".rstrip(":")})
+    if library := tcmalloc():
+        click.echo(f"memory from {library}", err=True)
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": library})
 
 
 def tcmalloc() -> str | None:

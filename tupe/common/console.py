@@ -1,6 +1,5 @@
 """What a command that trains says: the whole log goes to RUN/train.log, and a few lines of it to the console."""
 
-import json
 import logging
 import logging.handlers
 import os
@@ -18,9 +17,6 @@ NAME = "train.log"
 FORMAT = logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s", "%Y-%m-%d %H:%M:%S")
 LONGEST = 200  # characters of a line of the console; a longer one is for the log
 FIRST, SECONDS = 5, 10  # so many lines of progress are shown at once, the others when so many seconds have passed
-# Statistics of fairseq's that are not scores.
-COUNTS = {"epoch", "update", "wps", "ups", "wpb", "bsz", "num_updates", "lr", "gnorm", "clip", "loss_scale", "wall",
-          "train_wall", "gb_free", "left", "ppl", "best_loss"}  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +68,10 @@ class Console(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if (line := progress(record.name, message)) is not None:
+        if is_progress(record.name, message):
             if self.shown >= FIRST and time.monotonic() - self.last < SECONDS:
                 return
-            self.shown, self.last, message = self.shown + 1, time.monotonic(), line
-        elif (line := scores(record.name, message)) is not None:
-            message = line
+            self.shown, self.last = self.shown + 1, time.monotonic()
         elif record.levelno < logging.WARNING and not is_short(record.name, message):
             return
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
@@ -92,37 +86,13 @@ def is_into_log() -> bool:
 
 def is_short(name: str, message: str) -> bool:
     """Whether the console shows it: one line of this package, or one of fairseq's that tells where a run stands."""
-    shown = name.startswith("tupe.") or message.startswith(("done training", "Loaded checkpoint"))
+    shown = name.startswith(("tupe.", "valid")) or message.startswith(("done training", "Loaded checkpoint"))
     return shown and len(message) <= LONGEST and "\n" not in message
 
 
-def statistics(message: str) -> dict[str, str]:
-    """{name: value} of a line of fairseq's, in either of its formats."""
-    with suppress(ValueError):
-        return {str(name): str(value) for name, value in json.loads(message).items()}
-    return dict(re.findall(r"([\w/]+)(?:=| )([^\s,|=]+)(?:,|$| \|)", message))
-
-
-def progress(name: str, message: str) -> str | None:
-    """A line of progress, of either engine; None for what is none."""
-    if name == "tupe.train":
-        return message if re.match(r"update \d+/.* left$", message) else None
-    if name != "train_inner":
-        return None
-    said = {**dict.fromkeys(("num_updates", "loss", "gnorm", "lr", "ups"), "?"), **statistics(message)}
-    line = f"update {said['num_updates']}: loss {said['loss']}, gradient norm {said['gnorm']}, lr {said['lr']}"
-    return f"{line}, {said['ups']} updates/s" + (f", {said['left']} left" if "left" in said else "")
-
-
-def scores(name: str, message: str) -> str | None:
-    """A line with the scores of a validation of fairseq's, which names the split as its logger; None for others."""
-    if not name.startswith("valid"):
-        return None
-    numbers = {key.removeprefix(f"{name}_"): value for key, value in statistics(message).items()}
-    if "num_updates" not in numbers:
-        return None
-    kept = ", ".join(f"{key} {value}" for key, value in numbers.items() if key not in COUNTS)
-    return f"update {numbers['num_updates']}: {kept} on {name!r}"
+def is_progress(name: str, message: str) -> bool:
+    """Whether it is a line of progress, of either engine."""
+    return name == "train_inner" or name == "tupe.train" and re.match(r"update \d+/.* left$", message) is not None
 
 
 _log: Log | None = None

@@ -237,15 +237,7 @@ def data(help: str = "The folder of prepared data, with dict.txt.", required: bo
 
 
 def checkpoint(help: str = "The pre-trained checkpoint.") -> Callable:
-    def existing(ctx, param, path):
-        if not path.exists():
-            raise click.BadParameter(f"checkpoint not found: {path}", ctx, param)
-        if path.is_dir() and not (path / "config.json").is_file():
-            raise click.BadParameter(f"{path} is not a Hugging Face folder: it has no config.json", ctx, param)
-        return path
-
-    kind = click.Path(path_type=Path)
-    return click.option("--checkpoint", type=kind, callback=existing, required=True, help=help)
+    return click.option("--checkpoint", type=click.Path(path_type=Path, exists=True), required=True, help=help)
 
 
 def size(default: str = "base", help: str = "The size of the models.") -> Callable:

@@ -29,19 +29,11 @@ def save(figure: Figure, path: str | Path) -> None:
     matplotlib does not know."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, drawn(figure, path.suffix))
-
-
-def png(figure: Figure) -> bytes:
-    """A figure as the content of a PNG file."""
-    return drawn(figure, ".png")
-
-
-def drawn(figure: Figure, suffix: str) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, format=suffix.removeprefix("."), metadata=UNDATED.get(suffix))
+    content, suffix = io.BytesIO(), path.suffix
+    box = "tight" if figure.legends else None  # with what stands below the axes
+    figure.savefig(content, format=suffix.removeprefix("."), metadata=UNDATED.get(suffix), bbox_inches=box)
     plt.close(figure)
-    return content.getvalue()
+    write_atomically(path, content.getvalue())
 
 
 def style(index: int) -> dict:
@@ -67,17 +59,8 @@ def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, **options) 
 
 
 def legend(figure: Figure, columns: int = 1) -> None:
-    """The lines of all panels, each once, below the axes, where they hide no curve; the figure grows with them."""
-    lines = {}
-    for axis in figure.axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            lines.setdefault(label, handle)
-    handles, labels = list(lines.values()), list(lines)
-    rows = -(-len(labels) // columns)
-    figure.set_figheight(figure.get_figheight() + 0.17 * rows + 0.1)  # inches, of a line of text
-    box = figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=columns, frameon=False)
-    width = box.get_window_extent(figure.canvas.get_renderer()).width / figure.dpi
-    figure.set_figwidth(max(figure.get_figwidth(), width + 0.2))
+    """The lines of the axes, below them, where they hide no curve; the picture grows with them."""
+    figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0), fontsize=8, ncols=columns, frameon=False)
 
 
 def grid(panels: int, columns: int, size: float = 2.2, beside: float = 0.0) -> tuple:

@@ -128,11 +128,15 @@ def read(
             options |= PRECISIONS[known.convert(value)] if known.name == "precision" else {known.place: value}
         elif "." in name:  # given twice, the last counts, as in Hydra
             overrides[name.lstrip("+")] = value_of(f"{name}={value}")
+        elif (name := name.lstrip("+")) in presets:
+            raise ValueError(f"{name}={value}: {name}={presets[name]} is given already")
         else:
-            presets[name.lstrip("+")] = value
+            presets[name] = value
     given, fixed = {**overrides, **options}, {place: str(value) for place, value in (fixed or {}).items()}
     if odd := [value for value in fixed.values() if "${" in value]:
         raise ValueError(f"{odd[0]}: '${{' begins the name of another setting; choose another path")
+    if twice := [place for place in given if place in fixed]:
+        raise ValueError(f"{twice[0]}: the command has an option of its own for it")
     values = {place: value for place, value in compose(recipe, presets).items() if place not in LAUNCHERS} | overrides
     whole = {place: value for place, value in {**values, **options, **fixed}.items() if value != "???"}
     arch = whole.get(ARCH)

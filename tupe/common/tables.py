@@ -14,18 +14,17 @@ class TextTable:
 
     rows: (kind, cells) each. Rows of the kind "ours" are bold in Markdown; "" is an ordinary row. Cells are texts, ""
     where there is nothing. align: a letter per column, "l" or "r"; by default the first column stands left and the
-    others right. title: a line above the table.
+    others right.
     """
 
     header: list
     rows: list
-    title: str = ""
     align: str = ""
 
     def __post_init__(self):
         self.align = self.align or "l" + "r" * (len(self.header) - 1)
         widths = {len(self.header), len(self.align), *(len(cells) for _, cells in self.rows)}
-        assert len(widths) == 1, f"rows of {widths} cells in one table: {self.title or self.header}"
+        assert len(widths) == 1, f"rows of {widths} cells in one table: {self.header}"
 
     @classmethod
     def plain(cls, header: list, rows: list, **options) -> "TextTable":
@@ -38,11 +37,10 @@ class TextTable:
         for kind, cells in self.rows:
             shown = [_markdown_cell(cell) or EMPTY for cell in cells]
             lines.append([f"**{text}**" if kind == "ours" and text != EMPTY else text for text in shown])
-        above = f"{self.title}\n\n" if self.title else ""
-        return above + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
     def csv(self) -> str:
-        """The header and the cells; no title and no kinds."""
+        """The header and the cells, without kinds."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.header, *(cells for _, cells in self.rows)])
         return text.getvalue()

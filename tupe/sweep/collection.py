@@ -12,7 +12,6 @@ from ..data.glue import TASKS, own_task
 from ..run import record
 from ..run.folder import files_below
 from ..run.record import Record
-from .grid import Sweep
 
 
 @dataclass(frozen=True, order=True)
@@ -86,17 +85,17 @@ class FinishedRun:
 
 @dataclass
 class Collection:
-    """finished: {key: FinishedRun}. failed, missing, left_out: (folder, reason) of every run that failed, that has not
-    come to its end, and that does not count."""
+    """finished: {key: FinishedRun}. failed, unfinished, left_out: (folder, reason) of every run that failed, that has
+    not come to its end, and that does not count."""
 
     finished: dict = field(default_factory=dict)
     failed: list = field(default_factory=list)
-    missing: list = field(default_factory=list)
+    unfinished: list = field(default_factory=list)
     left_out: list = field(default_factory=list)
 
-    def models(self) -> list:
-        """The models with finished runs, in order."""
-        return sorted({run.model for run in self.finished.values()})
+    @property
+    def of_no_score(self) -> dict[str, list]:
+        return {"failed": self.failed, "unfinished": self.unfinished, "left out": self.left_out}
 
 
 def collect(folders: Iterable[str | Path]) -> Collection:
@@ -106,18 +105,16 @@ def collect(folders: Iterable[str | Path]) -> Collection:
     Raises ValueError if no run is finished and none failed.
     """
     collection, layouts = Collection(), {}  # {task: `Glue`} of those with labels of their own
-    runs, sweeps = {}, {}  # {folder without symbolic links: folder as given}
+    runs = {}  # {folder without symbolic links: folder as given}
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
         for path in files_below(folder):
-            if (there := {record.NAME: runs, "sweep.json": sweeps}.get(path.name)) is not None:
-                there.setdefault(path.parent.resolve(), path.parent)
+            if path.name == record.NAME:
+                runs.setdefault(path.parent.resolve(), path.parent)
     for folder in runs.values():
         _add_run(collection, folder, layouts)
     _tell_apart(collection)
-    for folder in sweeps.values():
-        _add_missing(collection, folder, runs)
     if not collection.finished and not collection.failed:
         raise ValueError(f"no finished or failed run of fine-tuning in {', '.join(map(str, folders))}")
     return collection
@@ -144,7 +141,7 @@ def _add_run(collection, folder, layouts):
         )  # fmt: skip
         run = FinishedRun(model, content, folder)
         if state in ("open", "running"):
-            collection.missing.append((folder, "running" if state == "running" else "stopped before its end"))
+            collection.unfinished.append((folder, "running" if state == "running" else "stopped before its end"))
         elif run.key in collection.finished:
             other = collection.finished[run.key]
             same = "same" if other.record.scores == content.scores else "OTHER"
@@ -187,19 +184,6 @@ def _tell_apart(collection):
         named = replace(run.model, path=names.get(model, ""), settings=settings_text(shown))
         renamed.append(replace(run, model=named))
     collection.finished = {run.key: run for run in renamed}
-
-
-def _add_missing(collection, folder, runs):
-    """What a sweep plans and no folder holds. runs: the folders with a record."""
-    try:
-        jobs = Sweep.read(folder).jobs
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        collection.left_out.append((folder, f"unreadable sweep.json ({error})"))
-        return
-    for job in jobs:
-        if job.folder.resolve() not in runs:
-            is_running = record.state_of(job.folder) == "running"
-            collection.missing.append((job.folder, "running" if is_running else "not run yet"))
 
 
 def pretraining_record(model: Model) -> Record | None:

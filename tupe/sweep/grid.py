@@ -8,58 +8,50 @@ import itertools
 import json
 import os
 import re
-import shutil
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
+
 from .. import config
-from ..common.options import CONFIGS, did_you_mean, split_files, task_key
+from ..common import options
+from ..common.options import split_files, task_key
 from ..common.prepared import tasks_in
-from ..run import record
 from ..run.folder import locked, write_atomically
+from ..run.record import another
 from . import runner
+from .collection import collect
+from .report import write_report
 from .runner import Job
 
-COMMANDS = ("pretrain", "finetune")
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
 FILES = ("--data", "--checkpoint", "--position-file")  # made absolute: a sweep goes on from another working directory
-KEPT = (record.NAME, "train.log", "lock", "predictions")  # of the folder of a fine-tuning that is over
 
 
 @dataclass(frozen=True)
 class Sweep:
     """recipe: name of a file in configs/, such as finetune. grid: {option of its command, or Hydra override with a dot:
-    values}, all as text. common: {option or override: value} of every job, see `options_in`. keep_best: whether the
-    best checkpoint of each task is kept; otherwise fine-tuning leaves none."""
+    values}, all as text. common: {option or override: value} of every job, see `options_in`."""
 
     recipe: str
     output: Path
     grid: dict
     common: dict
-    keep_best: bool = False
 
     @classmethod
-    def plan(
-        cls, recipe: str, output: Path, grid: dict, common: Iterable[str] = (), keep_best: bool = False
-    ) -> "Sweep":
+    def plan(cls, recipe: str, output: Path, grid: dict, common: Iterable[str] = ()) -> "Sweep":
         """A sweep from a user's options. grid: {name: list of values}, common: words of a command line.
 
         Fine-tuning defaults to the paper's search on every prepared task. Raises ValueError for a task without
         data and for options that the sweep decides itself.
         """
-        recipes = sorted(path.stem for path in CONFIGS.glob("*.yaml") if path.stem.split("_")[0] in COMMANDS)
-        if recipe not in recipes:
-            raise ValueError(f"unknown recipe {recipe!r}{did_you_mean(recipe, recipes)}")
         common = options_in(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
         grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}
         if recipe == "finetune":
-            if "--engine" in grid:  # which decides what a job leaves behind
-                raise ValueError("--grid engine: a sweep of fine-tuning takes one, --engine, for every job")
             grid = _with_paper_search(grid, common)
-        elif keep_best:
-            raise ValueError("--keep-best is for fine-tuning; other recipes keep their checkpoints")
         if not grid:
             raise ValueError("no --grid: give at least one, such as --grid seed=1,2,3")
         in_grid = [option_of(name) for name in grid]
@@ -73,7 +65,7 @@ class Sweep:
                 config.check(name, value)
         names = sorted(grid, key=lambda name: (name != "--task", name == "--seed", name))
         grid = {name: grid[name] for name in names}  # folders have the same names whatever the order of the options
-        sweep = cls(recipe, Path(output).resolve(), grid, common, keep_best)
+        sweep = cls(recipe, Path(output).resolve(), grid, common)
         sweep._refuse_shared_folders()
         return sweep
 
@@ -117,45 +109,12 @@ class Sweep:
         labels = [_label(name, value) for name, value in values.items() if name != "--task"]
         folder = self.output / values.get("--task", "") / ("_".join(labels) or "run")
         command = self.recipe.split("_")[0]
-        options = {**values, "--output": folder, **self.common}
+        words = {**values, "--output": folder, **self.common}
         if command != self.recipe:
-            options["--recipe"] = self.recipe
-        if command == "finetune":
-            if not self.keep_best:
-                options["--no-save"] = None
-            elif self.common.get("--engine") not in config.TORCH:
-                options |= {"checkpoint.no_last_checkpoints": "true", "checkpoint.no_save_optimizer_state": "true"}
-        return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, options))
-
-    def keep_best_checkpoint(self, job: Job, state: str) -> None:
-        """Leave no checkpoint in the folder of a fine-tuning run that is over, and the best model of its task, if
-        wanted, beside the runs of that task, in the folder best."""
-        if self.recipe != "finetune":
-            return
-        checkpoint, place = job.folder / "best", job.folder.parent
-        if state == "finished" and (job.folder / "config.json").is_file():
-            checkpoint.mkdir(exist_ok=True)
-            for path in sorted(job.folder.glob("*.*")):
-                if path.is_file() and path.name not in KEPT and path.suffix != ".pt":
-                    path.replace(checkpoint / path.name)
-        if self.keep_best and state == "finished":
-            metric, score = record.read(job.folder).best()
-            best = place / "best.json"
-            with locked(place / "best.lock"):
-                known = json.loads(best.read_text()) if best.exists() else None
-                if checkpoint.exists() and (not known or score > known["score"] or known["run"] == job.folder.name):
-                    content = {"score": score, "metric": metric, "run": job.folder.name}
-                    # first: a start after a kill does the rest
-                    write_atomically(best, json.dumps(content, allow_nan=False) + "\n")
-                    shutil.rmtree(place / checkpoint.name, ignore_errors=True)
-                    checkpoint.replace(place / checkpoint.name)
-        if state in ("finished", "failed"):
-            found = (job.folder.glob(pattern) for pattern in ("*.pt", "checkpoint-*", "best", "partial"))
-            for path in itertools.chain(*found):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
+            words["--recipe"] = self.recipe
+        if command == "finetune":  # its scores are what counts
+            words["--no-save"] = None
+        return Job(str(folder.relative_to(self.output)), folder, runner.tupe(command, words))
 
     def save(self) -> None:
         """Write sweep.json, together with what it says already.
@@ -169,23 +128,18 @@ class Sweep:
                 self._refuse_another(earlier)
                 grid = {name: list(dict.fromkeys(earlier.grid[name] + grid[name])) for name in earlier.grid}
                 replace(self, grid=grid)._refuse_shared_folders()
-            content = {"recipe": self.recipe, "grid": grid, "common": self.common, "keep_best": self.keep_best}
+            content = {"recipe": self.recipe, "grid": grid, "common": self.common}
             write_atomically(self.output / "sweep.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def _refuse_another(self, earlier):
         def settings(sweep):
-            own = {"recipe": sweep.recipe, "grid over": " ".join(sweep.grid), "keep best": sweep.keep_best}
             switched = {name: "given" if value is None else value for name, value in sweep.common.items()}
-            return {**own, **switched}
+            return {"recipe": sweep.recipe, "grid over": " ".join(sweep.grid), **switched}
 
         there, here = settings(earlier), settings(self)
-        different = [
-            f"{name} {there.get(name, 'not given')} there, {here.get(name, 'not given')} here"
-            for name in {**there, **here}
-            if there.get(name, "not given") != here.get(name, "not given")
-        ]
-        if different:
-            raise ValueError(f"{self.output} holds another sweep ({'; '.join(different)}); choose another folder")
+        pairs = {name: (there.get(name), here.get(name)) for name in {**there, **here}}
+        if different := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
+            raise ValueError(another(self.output, different))
 
 
 # ---------------------------------------------------------------------------------------------------- words and values
@@ -197,12 +151,9 @@ def options_in(words: Iterable[str]) -> dict:
     return {name: _absolute(name, value) if name in FILES and value else value for name, value in pairs}
 
 
-def _paths(name, value):
-    return [value] if name == "--checkpoint" else split_files(value)
-
-
 def _absolute(name, value):
-    return os.pathsep.join(str(Path(path).resolve()) for path in _paths(name, value))
+    paths = [value] if name == "--checkpoint" else split_files(value)
+    return os.pathsep.join(str(Path(path).resolve()) for path in paths)
 
 
 def parse_grid(texts: Iterable[str]) -> dict:
@@ -245,17 +196,14 @@ def _label(name, value):
     return short + re.sub(r"[^\w.+:=-]+", "-", "-".join(part for part in Path(value).parts[-2:] if part != "/"))
 
 
-def check_tasks(folder: str | Path, tasks: Iterable[str] | None = None) -> list[str]:
-    """The tasks of a folder of data for fine-tuning. tasks: those to keep, in any spelling ("cola"); default: all.
-
-    Raises ValueError for a folder without data and for a task that it does not have.
-    """
+def _prepared(folder, tasks):
+    """These tasks, in any spelling ("cola"), as a folder of data calls them; all that it has if tasks is None. Raises
+    ValueError for a folder without data and for a task that it does not have."""
     prepared = tasks_in(folder)
     if not prepared:
         raise ValueError(f"{folder} holds no prepared task; `tupe prepare glue` makes one")
     spellings = {task_key(name): name for name in prepared}
-    missing = [task for task in tasks or () if task_key(task) not in spellings]
-    if missing:
+    if missing := [task for task in tasks or () if task_key(task) not in spellings]:
         raise ValueError(f"{folder} holds no data for {', '.join(missing)}; prepared: {', '.join(prepared)}")
     return [spellings[task_key(task)] for task in tasks or prepared]
 
@@ -263,6 +211,43 @@ def check_tasks(folder: str | Path, tasks: Iterable[str] | None = None) -> list[
 def _with_paper_search(grid, common):
     if "--data" in common and "--task" not in common:
         data = common["--data"]
-        grid = {**grid, "--task": check_tasks(data, grid.get("--task"))}
+        grid = {**grid, "--task": _prepared(data, grid.get("--task"))}
     given = {option_of(name) for name in (*grid, *common)}
     return {**{f"--{name}": values for name, values in PAPER.items() if f"--{name}" not in given}, **grid}
+
+
+# -------------------------------------------------------------------------------------------------------- the command
+
+
+@click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
+@click.option("--recipe", default="finetune", show_default=True, help="The recipe: a file of configs/, without .yaml.")
+@options.output("The folder of the sweep. An existing one is resumed, and a wider grid extends it.", shared=True)
+@click.option(
+    "--grid", multiple=True, metavar="NAME=A,B,...",
+    help="An option (task, lr, seed, preset, max-epoch ...) or a value of the recipe (model.dropout), and what it "
+    "takes. Can be repeated. Fine-tuning's defaults: all prepared tasks, the paper's lr 2e-5 to 5e-5, and its "
+    "seeds 1 to 5.",
+)  # fmt: skip
+@click.option("--retry-failed", is_flag=True, help="Run failed jobs again, as killed ones always are.")
+@options.jobs()
+@click.option("--report", is_flag=True, help="Write OUTPUT/report at the end.")
+@click.option("--dry-run", is_flag=True, help="Print the commands of all jobs, and run none.")
+@click.argument("common", nargs=-1, type=click.UNPROCESSED, metavar="[OPTIONS AND OVERRIDES OF EVERY JOB]...")
+def command(recipe, output, grid, retry_failed, jobs, report, dry_run, common):
+    """Run a recipe with every combination of the values of --grid, each in a process of its own.
+
+    tupe sweep --recipe finetune --data glue-bin --checkpoint checkpoint_last.pt --output sweep --grid task=CoLA,RTE
+    """
+    sweep = Sweep.plan(recipe, output, parse_grid(grid), [*common, *options.position_file()])
+    if dry_run:
+        click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
+        return
+    known = earlier.grid if (earlier := Sweep.read(sweep.output)) else {}
+    if any(set(values) - set(known.get(name, ())) for name, values in sweep.grid.items()):
+        for job in sweep.samples:
+            runner.check(job)
+    sweep.save()
+    states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed)
+    if report:
+        write_report(collect([sweep.output]), sweep.output / "report")
+    runner.exit_if_unfinished(states, "sweep")

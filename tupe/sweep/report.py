@@ -34,15 +34,12 @@ PUBLISHED = (
 MAJORITY = f"{NO_BETTER}: no better than the row majority, which is always giving one answer (a correlation of 0)."
 ERRORS = (
     "Mean ± standard deviation over the seeds of the best configuration. Then standard errors of the mean by their "
-    "source: which examples are in the development set (bootstrap, the same draws for all models), the seeds of "
-    "fine-tuning, the seeds of pre-training; in brackets their number, ? where one cannot tell. Seeds of pre-training "
-    "are those of checkpoints whose records, beside them, agree in all other settings; copies of one count once. "
-    "Choosing the epoch and the learning rate on the same examples is in none of them."
+    "source: the seeds of fine-tuning, the seeds of pre-training; in brackets their number, ? where one cannot tell. "
+    "Seeds of pre-training are those of checkpoints whose records, beside them, agree in all other settings; copies of "
+    "one count once. Which examples are in the development set is in none of them, nor the choice of the epoch and of "
+    "the learning rate on the same examples."
 )
-DIFFERENCES = (
-    "From the plain BERT-A (ELECTRA-A) of the same size, pre-training updates and settings, paired by example and by "
-    "seed."
-)
+DIFFERENCES = "From the plain BERT-A (ELECTRA-A) of the same size, pre-training updates and settings, paired by seed."
 
 
 def paper_tables(summaries: dict, baselines: dict | None = None) -> list:
@@ -100,11 +97,8 @@ def run_table(collection: Collection) -> TextTable:
 
 
 def counts(collection: Collection) -> str:
-    numbers = [f"{len(collection.finished)} finished runs", f"{len(collection.failed)} failed"]
-    numbers.append(f"{len(collection.missing)} missing")
-    if collection.left_out:
-        numbers.append(f"{len(collection.left_out)} left out")
-    return ", ".join(numbers)
+    others = [f"{len(entries)} {title}" for title, entries in collection.of_no_score.items()]
+    return ", ".join([f"{len(collection.finished)} finished runs", *others])
 
 
 def sections(collection: Collection) -> list:
@@ -114,15 +108,14 @@ def sections(collection: Collection) -> list:
     report = []
     for title, source, table in paper_tables(summaries, baselines):
         report.append((title, [f"Published rows: {source}. {PUBLISHED}", *legend, table]))
-    uncertainty = Uncertainty(collection, summaries)
+    uncertainty = Uncertainty(summaries)
     report.append(("All scores", [ERRORS, *legend, uncertainty.score_table(baselines)]))
     report.append(("Differences", [DIFFERENCES, uncertainty.difference_table()]))
     report = [(title, blocks) for title, blocks in report if blocks[-1].rows]
-    of_no_score = {"Failed": collection.failed, "Missing": collection.missing, "Left out": collection.left_out}
-    for title, entries in of_no_score.items():
+    for title, entries in collection.of_no_score.items():
         if entries:
             lines = "\n".join(f"- `{folder}`: {reason}" for folder, reason in entries)
-            report.append((f"{title} ({len(entries)})", [lines]))
+            report.append((f"{title.capitalize()} ({len(entries)})", [lines]))
     return report
 
 

@@ -80,8 +80,7 @@ def run(
     """
     states = {job: record.state_of(job.folder) for job in jobs}
     retried = {job for job, state in states.items() if state == "failed"} if retry_failed else set()
-    states.update(dict.fromkeys(retried, "open"))
-    over = {job: state for job, state in states.items() if state in ("finished", "failed")}
+    over = {job: state for job, state in states.items() if state in ("finished", "failed") and job not in retried}
     for job, state in over.items():
         on_done(job, state)
     waiting = [job for job in jobs if job not in over]
@@ -142,7 +141,7 @@ def run(
         finally:
             if received and running:
                 echo(f"{title}: asked {len(running)} jobs to stop, which save first; another signal kills them")
-            end([process for process, *_ in running.values()], lambda: is_second(received))
+            end([process for process, *_ in running.values()], received)
     if received:
         number = received[0][0]
         echo(f"{title}: stopped by signal {number}; start it again to go on")
@@ -215,17 +214,15 @@ def start(job: Job, environment: dict) -> subprocess.Popen:
         )
 
 
-def is_second(received: list) -> bool:
-    """Whether the last of these signals, (number, second), is another request than the first."""
-    return bool(received) and received[-1][1] - received[0][1] > stop.ONE_REQUEST
-
-
-def end(processes: list, at_once: Callable[[], bool] = lambda: False) -> None:
-    """Ask processes, and all that they started, to end; kill what is left after SECONDS_TO_END, or `at_once`."""
+def end(processes: list, received: list) -> None:
+    """Ask processes, and all that they started, to end; kill what is left after SECONDS_TO_END, or when the last of the
+    signals that were received, (number, second), is another request than the first."""
     for process in processes:
         kill(process, signal.SIGTERM)
     deadline = time.monotonic() + SECONDS_TO_END
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline and not at_once():
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if received and received[-1][1] - received[0][1] > stop.ONE_REQUEST:
+            break
         time.sleep(0.05)
     for process in processes:
         kill(process)

@@ -1,7 +1,7 @@
-"""How uncertain fine-tuning scores are, and from what: which examples are in the development set (bootstrap), the seeds
-of fine-tuning, the seeds of pre-training. Differences between models are paired: the same examples, the same seeds.
-Intervals are scipy's t-intervals."""
+"""How uncertain fine-tuning scores are, and from what: the seeds of fine-tuning, the seeds of pre-training. Differences
+between models are paired by seed. Intervals are scipy's t-intervals."""
 
+import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,32 +11,12 @@ from scipy import stats
 
 from ..common.architectures import ELECTRA, split_size, with_size
 from ..common.tables import TextTable
-from ..data.glue import METRICS
-from .collection import Collection, FinishedRun, Model, pretraining_record, settings_of, settings_text
+from .collection import Model, pretraining_record, settings_of, settings_text
 from .scores import Summary, score_columns, score_name
 
 Seeds = dict[int, float]
-RESAMPLES = 200
 FEWEST = 3  # seeds; an interval from two says more about the t-distribution than about the models
 NO_BETTER = "†"  # behind a score that is no better than always giving one answer
-
-
-def drawn_scores(run: FinishedRun, split: str, metric: str) -> np.ndarray | None:
-    """[RESAMPLES] scores of development sets whose examples are drawn anew, the same draws for all runs of a task; None
-    if the run's predictions were not kept."""
-    pairs = run.predictions(split)
-    if pairs is None:
-        return None
-    rng = np.random.default_rng(1)
-    drawn = (pairs[rng.integers(len(pairs), size=len(pairs))] for _ in range(RESAMPLES))
-    return np.array([100 * float(METRICS[metric](values[:, 1], values[:, 0])) for values in drawn])
-
-
-def bootstrap_error(draws: list) -> float | None:
-    """Standard error of the mean over runs, over the same draws; None if those of one are not known."""
-    if any(one is None for one in draws):
-        return None
-    return float(np.mean(draws, axis=0).std(ddof=1))
 
 
 def standard_error(values: list[float]) -> float | None:
@@ -47,17 +27,14 @@ def standard_error(values: list[float]) -> float | None:
 class Uncertainty:
     """Of the scores of each model's best configurations."""
 
-    def __init__(self, collection: Collection, summaries: dict[Model, dict[str, Summary]]):
+    def __init__(self, summaries: dict[Model, dict[str, Summary]]):
         self.summaries, self.columns = summaries, score_columns(summaries)
-        self.scores, self.draws = {}, {}  # {(model, column): {seed: score}}, and the same with `drawn_scores`
+        self.scores = defaultdict(dict)  # {(model, column): {seed: score}}
         for model, tasks in summaries.items():
-            for task, split, metric in self.columns:
-                if task in tasks and (split, metric) in tasks[task].pairs():
-                    best = tasks[task].by_lr[tasks[task].lr]
-                    runs = {seed: collection.finished[model, task, tasks[task].lr, seed] for seed in best}
-                    place = model, (task, split, metric)
-                    self.scores[place] = {seed: scores[split, metric] for seed, scores in best.items()}
-                    self.draws[place] = {seed: drawn_scores(run, split, metric) for seed, run in runs.items()}
+            for task, summary in tasks.items():
+                for seed, scores in summary.by_lr[summary.lr].items():
+                    for pair, score in scores.items():
+                        self.scores[model, (task, *pair)][seed] = score
         self.pretrainings = {model: pretraining_of(model) for model in summaries}
         self.repeats = defaultdict(list)  # {what repetitions of a pre-training share: [(seed, model)]}
         for model, (shared, seed) in self.pretrainings.items():
@@ -77,7 +54,7 @@ class Uncertainty:
         rows = []
         for column in self.columns:
             if column in baselines:
-                rows.append(["majority", score_name(column), "", shown(baselines[column]), "", "", ""])
+                rows.append(["majority", score_name(column), "", shown(baselines[column]), "", ""])
             for model, tasks in self.summaries.items():
                 if (model, column) in self.scores:
                     values, means = [*self.scores[model, column].values()], [*self.means(model, column).values()]
@@ -87,38 +64,29 @@ class Uncertainty:
                     rows.append([
                         str(model), score_name(column), f"{tasks[column[0]].lr:g}",
                         f"{mean:.2f} ± {deviation}{mark}",
-                        shown(bootstrap_error([*self.draws[model, column].values()])),
                         f"{shown(standard_error(values))} ({len(values)})",
                         f"{shown(standard_error(means))} ({len(means)})",
                     ])  # fmt: skip
         header = ["model", "score", "learning rate", "mean ± deviation"]
-        header += [
-            f"error by {source}" for source in ("development examples", "fine-tuning seeds", "pre-training seeds")
-        ]
-        return TextTable.plain(header, rows, align="llrrrrr")
+        header += ["error by fine-tuning seeds", "error by pre-training seeds"]
+        return TextTable.plain(header, rows, align="llrrrr")
 
     def difference_table(self) -> TextTable:
         """Differences from each model's reference; without rows if none has one."""
         rows = []
-        for (model, column), ours in self.scores.items():
+        for model, column in itertools.product(self.summaries, self.columns):
             reference = reference_of(model, self.summaries)
-            theirs = self.scores.get((reference, column), {})
-            seeds = sorted(set(ours) & set(theirs))
-            if not seeds:
+            ours, theirs = self.scores.get((model, column), {}), self.scores.get((reference, column), {})
+            if not set(ours) & set(theirs):
                 continue
             mean, over_seeds = interval_of(ours, theirs)
             alike = self.pretrainings[model][0] == self.pretrainings[reference][0]  # they differ only in the seed
             others = {} if alike else self.means(reference, column)
             _, over_pretraining = interval_of(self.means(model, column), others)
-            pairs = [(self.draws[model, column][seed], self.draws[reference, column][seed]) for seed in seeds]
-            draws = [None if a is None or b is None else a - b for a, b in pairs]
-            rows.append([
-                str(model), str(reference), score_name(column), f"{mean:+.2f}", shown(bootstrap_error(draws)),
-                over_seeds, over_pretraining,
-            ])  # fmt: skip
-        header = ["model", "minus", "score", "mean", "error by development examples"]
-        header += ["95 % over fine-tuning seeds", "95 % over pre-training seeds"]
-        return TextTable.plain(header, rows, align="lllrrrr")
+            names = [str(model), str(reference), score_name(column)]
+            rows.append([*names, f"{mean:+.2f}", over_seeds, over_pretraining])
+        header = ["model", "minus", "score", "mean", "95 % over fine-tuning seeds", "95 % over pre-training seeds"]
+        return TextTable.plain(header, rows, align="lllrrr")
 
 
 def mean_interval(values: list[float]) -> tuple[float, tuple[float, float] | None]:
