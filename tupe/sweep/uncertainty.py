@@ -11,7 +11,7 @@ from scipy import stats
 
 from ..common.architectures import ELECTRA, split_size, with_size
 from ..common.tables import TextTable
-from ..data.glue import METRICS
+from ..data.glue import score
 from .collection import Collection, FinishedRun, Model, pretraining_record, settings_of, settings_text
 from .scores import Summary, score_columns, score_name
 
@@ -29,7 +29,7 @@ def drawn_scores(run: FinishedRun, split: str, metric: str) -> np.ndarray | None
         return None
     rng = np.random.default_rng(1)
     drawn = (pairs[rng.integers(len(pairs), size=len(pairs))] for _ in range(RESAMPLES))
-    return np.array([100 * float(METRICS[metric](values[:, 1], values[:, 0])) for values in drawn])
+    return np.array([score([metric], values[:, 0], values[:, 1])[metric] for values in drawn])
 
 
 def bootstrap_error(draws: list) -> float | None:
