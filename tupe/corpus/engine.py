@@ -273,7 +273,7 @@ def _prepare(inputs, out, choices, run):
         "vocab_size": (merged / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
         "pipeline": pipeline.name,
         **text,
-        **stats.data(),
+        **vars(stats),
     }
     write_report(merged, manifest)
     write_atomically(merged / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")

@@ -207,7 +207,8 @@ def classes_of(rows: list[tuple], label: str) -> tuple[str, ...]:
     if len(values) > max(MOST, len(rows) / 2):
         raise ValueError(f"{label!r} has {len(values)} different values in {len(rows)} rows, such as {min(values)}")
     numbers = {value: number_of(value) for value in values}
-    return tuple(sorted(values, key=lambda value: (numbers[value], value) if None not in numbers.values() else value))
+    are_numbers = None not in numbers.values()
+    return tuple(sorted(values, key=lambda value: (numbers[value], value) if are_numbers else value))
 
 
 def hold_out(rows: list[tuple]) -> tuple[list[tuple], list[tuple]]:
@@ -225,9 +226,8 @@ def check_task_name(name: str, output: Path) -> None:
     """Raise ValueError for a name that no task can have, or that would be taken for another's."""
     if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
         raise ValueError(f"a task cannot be called {name!r}: give letters, digits, - and _ with --name")
-    others = [other for other in tasks_in(output) if other != name]
     official = [other for other, task in TASKS.items() if not task.own]
-    for other in (*official, *others):
+    for other in (*official, *(other for other in tasks_in(output) if other != name)):
         if task_key(other) == task_key(name):
             raise ValueError(f"{name!r} would be taken for the task {other}: give another --name")
 
