@@ -163,7 +163,7 @@ def learnable(vocabulary, tmp_path_factory):
     write_lines(folder / "official" / "MNLI" / "train.tsv", mnli["train"])
     write_lines(folder / "official" / "MNLI" / "dev_matched.tsv", mnli["dev"])
     write_lines(folder / "official" / "MNLI" / "dev_mismatched.tsv", mnli["dev"][:20])
-    list(prepare(folder / "official", vocabulary, folder / "bin"))
+    prepare(folder / "official", vocabulary, folder / "bin")
     return folder / "bin"
 
 

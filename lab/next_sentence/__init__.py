@@ -24,7 +24,8 @@ import tupe.plugin  # noqa: F401  (architectures, optimizers, schedules)
 from tupe.checkpoints import gate
 from tupe.data.batches import Epoch, held_out
 from tupe.data.blocks import BOS, EOS, PAD
-from tupe.data.masks import IGNORED, MaskedBlocks, pad
+from tupe.data.loader import pad
+from tupe.data.masks import IGNORED, MaskedBlocks
 from tupe.data.splits import HELD_OUT_SEED, Split, prefixes_of
 from tupe.plugin.criterion import count_tokens
 from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
@@ -152,7 +153,7 @@ class MaskedPairs(MaskedBlocks):
 def collate(samples: list) -> dict:
     """A batch of fairseq's task. samples: (index, item of `MaskedPairs`)."""
     indices, items = zip(*samples, strict=True)
-    ids, targets = map(torch.from_numpy, pad([item[:2] for item in items]))
+    ids, targets = pad([item[:2] for item in items])
     lengths = [len(item[0]) for item in items]
     return {
         "id": torch.tensor(indices),

@@ -156,7 +156,7 @@ def test_pretraining_and_glue_see_the_same_ids(tmp_path):
     folder.mkdir(parents=True)
     for name in ("train.tsv", "dev.tsv"):
         (folder / name).write_text("".join(f"s\t1\t\t{sentence}\n" for sentence in AWKWARD), encoding="utf-8")
-    list(tasks.prepare(tmp_path / "glue", tmp_path / "data", tmp_path / "bin"))
+    tasks.prepare(tmp_path / "glue", tmp_path / "data", tmp_path / "bin")
     prefix = str(tmp_path / "bin" / "CoLA" / "input0" / "train")
     prepared = data_utils.load_indexed_dataset(prefix, dictionary, "mmap")
     encoder = TextEncoder(tmp_path / "data")

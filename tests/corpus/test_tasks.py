@@ -10,6 +10,7 @@ from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from helpers import HEADERS, ROWS, official_folder, write_lines
 
+from tupe.common.prepared import tasks_in
 from tupe.corpus.tasks import glue_command, prepare, read_split
 from tupe.data.glue import TASKS, check_glue
 from tupe.text import PaperText, TextEncoder
@@ -92,17 +93,15 @@ def test_bad_files_are_refused_with_file_and_line(name, content, message, tmp_pa
 @pytest.fixture(scope="module")
 def prepared(vocabulary, tmp_path_factory):
     folder = tmp_path_factory.mktemp("glue")
-    manifests = dict(
-        prepare(official_folder(folder / "official"), f"{vocabulary}:{vocabulary}", folder / "bin", workers=2)
-    )
-    return folder / "bin", manifests
+    prepare(official_folder(folder / "official"), f"{vocabulary}:{vocabulary}", folder / "bin", workers=2)
+    return folder / "bin"
 
 
 def test_every_task_is_prepared(prepared, vocabulary):
-    folder, manifests = prepared
-    assert set(manifests) == set(TASKS)
-    assert list(manifests["MNLI"]["splits"]) == ["train", "valid", "valid1", "test", "ax"]
-    assert manifests["MNLI"]["splits"]["valid"]["dropped"] == {"no label": 1}
+    folder = prepared
+    assert tasks_in(folder) == sorted(TASKS)
+    splits = {path.stem for path in (folder / "MNLI" / "input0").glob("*.idx")}
+    assert splits == {"train", "valid", "valid1", "test", "ax"}
     assert (folder / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
     encoder = TextEncoder(vocabulary)
     dictionary = Dictionary.load(str(folder / "RTE" / "input1" / "dict.txt"))
@@ -114,7 +113,7 @@ def test_every_task_is_prepared(prepared, vocabulary):
 @pytest.mark.parametrize("name", ["QNLI", "STS-B"])
 def test_fairseqs_own_task_reads_the_data_alike(prepared, name):
     """Same tokens and targets as `sentence_prediction` with init token 0 and separator 2."""
-    folder, _ = prepared
+    folder = prepared
     regression = not TASKS[name].labels
     stock = SentencePredictionTask.setup_task(
         SentencePredictionConfig(
@@ -144,23 +143,27 @@ def glue_task(folder, name, max_positions=64):
 
 
 def test_a_split_without_labels_is_none_to_train_on(prepared):
-    for folder in (prepared[0] / "CoLA", prepared[0] / "MNLI"):
+    for folder in (prepared / "CoLA", prepared / "MNLI"):
         check_glue(folder, "test")
         with pytest.raises(ValueError, match="the split 'test' has no labels"):
             check_glue(folder, "test", labelled=True)
         check_glue(folder, "valid", labelled=True)
 
 
-def test_an_output_in_the_way_is_refused(prepared, vocabulary, tmp_path):
+def test_an_output_in_the_way_is_refused(vocabulary, tmp_path, capsys):
     official = official_folder(tmp_path / "official")
-    list(prepare(official, vocabulary, tmp_path / "bin", ["cola"]))
+    prepare(official, vocabulary, tmp_path / "bin", ["cola"])
     with pytest.raises(ValueError, match="CoLA exists already; pass --overwrite"):
-        list(prepare(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"]))
+        prepare(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"])
     assert not (tmp_path / "bin" / "RTE").exists()
-    made = [name for name, _ in prepare(official, vocabulary, tmp_path / "bin")]  # all that are not there
-    assert "RTE" in made and "CoLA" not in made
-    assert not list(prepare(official, vocabulary, tmp_path / "bin"))
-    list(prepare(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"], overwrite=True))
+    capsys.readouterr()
+    prepare(official, vocabulary, tmp_path / "bin")  # all that are not there
+    said = capsys.readouterr().out
+    assert "RTE train: 2 rows" in said and "MNLI valid: 1 rows" in said and "1 dropped (no label)" in said
+    assert "CoLA" not in said
+    prepare(official, vocabulary, tmp_path / "bin")
+    assert not capsys.readouterr().out
+    prepare(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"], overwrite=True)
     other = tmp_path / "other"
     other.mkdir()
     for name in ("sentencepiece.bpe.model", "dict.txt"):
@@ -168,25 +171,25 @@ def test_an_output_in_the_way_is_refused(prepared, vocabulary, tmp_path):
     with (other / "dict.txt").open("a") as file:
         file.write("more 1\n")
     with pytest.raises(ValueError, match=r"bin was prepared with another vocabulary \(dict.txt differs from that of"):
-        list(prepare(official, other, tmp_path / "bin", ["RTE"], overwrite=True))
+        prepare(official, other, tmp_path / "bin", ["RTE"], overwrite=True)
 
 
 def test_the_official_files_are_never_replaced(vocabulary, tmp_path):
     official = official_folder(tmp_path / "official")
     content = (official / "RTE" / "train.tsv").read_bytes()
     with pytest.raises(ValueError, match="CoLA is not a prepared task: choose another output folder"):
-        list(prepare(official, vocabulary, official, overwrite=True))
+        prepare(official, vocabulary, official, overwrite=True)
     assert (official / "RTE" / "train.tsv").read_bytes() == content and not (official / "dict.txt").exists()
 
 
 def test_missing_inputs_are_refused(vocabulary, tmp_path):
     with pytest.raises(ValueError, match="has none of the folders CoLA"):
-        list(prepare(tmp_path, vocabulary, tmp_path / "bin"))
+        prepare(tmp_path, vocabulary, tmp_path / "bin")
     write_lines(tmp_path / "CoLA" / "train.tsv", ROWS["CoLA"])
     with pytest.raises(ValueError, match=r"dev\.tsv is missing"):
-        list(prepare(tmp_path, vocabulary, tmp_path / "bin"))
+        prepare(tmp_path, vocabulary, tmp_path / "bin")
     with pytest.raises(ValueError, match="has no folder RTE"):
-        list(prepare(tmp_path, vocabulary, tmp_path / "bin", ["rte"]))
+        prepare(tmp_path, vocabulary, tmp_path / "bin", ["rte"])
     assert not (tmp_path / "bin" / "CoLA").exists()
 
 

@@ -31,7 +31,7 @@ def folders(vocabulary, pretrained, small, tmp_path_factory):
     """{name: folder} as this package writes them: prepared text, a task, runs of both engines, an export."""
     place = tmp_path_factory.mktemp("written")
     checksums.seal(shutil.copytree(vocabulary, place / "data"), DATA)
-    list(tasks.prepare(official_folder(place / "glue"), vocabulary, place / "glue-bin", ["RTE"]))
+    tasks.prepare(official_folder(place / "glue"), vocabulary, place / "glue-bin", ["RTE"])
     shutil.copytree(pretrained.parent, place / "fairseq")
     shutil.copytree(small, place / "torch")
     export(small, place / "export", vocabulary)

@@ -4,7 +4,6 @@ moment and continues when it is started again."""
 import concurrent.futures
 import contextlib
 import dataclasses
-import errno
 import functools
 import hashlib
 import json
@@ -24,8 +23,8 @@ from ..common.options import Command
 from ..common.prepared import check_name
 from ..normaliser import SENTENCES
 from ..run import processes
-from ..run.checksums import about, seal
-from ..run.folder import PARTIAL, naming, owned, remove_partial, write_atomically
+from ..run.checksums import NAME, seal_all
+from ..run.folder import naming, owned, remove_partial, write_atomically
 from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
@@ -36,7 +35,7 @@ from .stats import Stats, write_report
 from .vocabulary import SPECIALS, read_tokenizer
 
 # All that a run puts into its folder beside `work`. What else is there is another's.
-WRITTEN = ("manifest.json", "train.idx", "valid.idx", "train.bin", "valid.bin", *TextEncoder.FILES, "report.md")
+WRITTEN = ("train.idx", "valid.idx", "train.bin", "valid.bin", *TextEncoder.FILES, "report.md", NAME)
 LOOK = 0.2  # seconds from one look for signals to the next
 
 
@@ -102,7 +101,7 @@ class Preparation:
 
         `tasks`: {task name: arguments}. The name of a folder has a hash of the arguments, which include the folders of
         earlier steps: so results from other inputs or options are never taken for these. Raises ValueError if a worker
-        dies or the disk fails, and SystemExit after a signal; finished tasks are kept.
+        dies, OSError if the disk fails, and SystemExit after a signal; finished tasks are kept.
         """
         self.look()
         targets = {self.work / name / f"{task}-{self._key(args)}": args for task, args in tasks.items()}
@@ -116,11 +115,6 @@ class Preparation:
             raise ValueError(
                 f"a worker process of the step {name!r} died (killed, or out of memory?); what is finished is "
                 "kept: the same command continues from there; use fewer --jobs if memory ran out"
-            ) from error
-        except OSError as error:
-            full = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "cannot read or write"
-            raise ValueError(
-                f"step {name!r}: {full}: {error}; what is finished is kept: the same command continues"
             ) from error
         return list(targets)
 
@@ -139,9 +133,8 @@ class Preparation:
             raise
 
     def look(self) -> None:
-        """Say so and raise SystemExit if a signal has arrived."""
+        """Raise SystemExit if a signal has arrived."""
         if self.received:
-            say(f"stopped by {signal.Signals(self.received[0]).name}; the same command continues from here")
             raise SystemExit(128 + self.received[0])
 
     def _key(self, args):
@@ -205,8 +198,8 @@ def prepare(
     """Run all steps into the folder `out`, and return the manifest. choices: of `Choices`; `command` documents them.
     workers: processes, None for one per core; scheduler: the address of a Dask cluster instead.
 
-    Raises ValueError for bad inputs or options, and for a worker or disk that fails, BlockingIOError if another process
-    prepares `out`, and SystemExit after a signal. Finished tasks are kept: the same call continues from there.
+    Raises ValueError for bad inputs or options, and for a worker that dies, OSError if the disk fails, BlockingIOError
+    if another process prepares `out`, and SystemExit after a signal. Finished tasks are kept: the same call continues.
     """
     check_name(out)
     out, received = Path(out).resolve(), []
@@ -214,7 +207,11 @@ def prepare(
     executor = functools.partial(dask, scheduler) if scheduler else functools.partial(processes.workers, count)
     tqdm.monitor_interval = 0  # no monitor thread: forking a process that has threads is unsafe
     with handled(SIGNALS, lambda number, frame: received.append(number)), owned(out):
-        return _prepare(inputs, out, Choices(**choices), Preparation(out / "work", executor, received))
+        try:
+            return _prepare(inputs, out, Choices(**choices), Preparation(out / "work", executor, received))
+        except SystemExit:  # of `Preparation.look`
+            say(f"stopped by {signal.Signals(received[0]).name}; the same command continues from here")
+            raise
 
 
 def _prepare(inputs, out, choices, run):
@@ -270,23 +267,20 @@ def _prepare(inputs, out, choices, run):
     encoded = run.step("encode", corpus.encode_shard, tasks)
     (merged,) = run.step("merge", corpus.merge, {"all": (encoded, model)})
 
-    # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
-    for file in sorted(merged.iterdir()):
-        file.replace(out / file.name)
     stats = Stats.load([*read_folders, *texts, *encoded])
     manifest = {
         "settings": settings,
-        "vocab_size": (out / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
+        "vocab_size": (merged / "dict.txt").read_bytes().count(b"\n") + SPECIALS,
         "pipeline": pipeline.name,
         **text,
-        **stats.data(),
+        **vars(stats),
     }
-    write_report(out, manifest)
-    last = out / f"manifest.json{PARTIAL}"
-    write_atomically(last, json.dumps(manifest, indent=2, allow_nan=False) + "\n")
-    written = [name for name in WRITTEN if name == "manifest.json" or (out / name).is_file()]
-    seal(out, written, command_line(), {"manifest.json": about(last)})
-    last.replace(out / "manifest.json")
+    write_report(merged, manifest)
+    write_atomically(merged / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+    seal_all(merged, command_line())
+    # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
+    for file in sorted(merged.iterdir(), key=lambda file: (file.name == "manifest.json", file)):
+        file.replace(out / file.name)
     shutil.rmtree(out / "work")
     return manifest
 

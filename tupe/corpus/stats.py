@@ -40,12 +40,8 @@ class Stats:
         self.counts.update(numbers)
         self.sources[source].update(numbers)
 
-    def data(self) -> dict:
-        """As JSON, with sorted keys: equal counts give equal text."""
-        return json.loads(json.dumps(vars(self), sort_keys=True, allow_nan=False))
-
     def save(self, folder: Path) -> None:
-        (folder / "stats.json").write_text(json.dumps(self.data(), allow_nan=False))
+        (folder / "stats.json").write_text(json.dumps(vars(self), allow_nan=False))
 
     @classmethod
     def load(cls, folders: Iterable[Path]) -> "Stats":

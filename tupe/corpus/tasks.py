@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -89,18 +89,17 @@ def _encode(texts):
     return [[*worker.encoder.encode(text), worker.encoder.ids["</s>"]] for text in texts]
 
 
-def prepare_task(name: str, task: Glue, splits: Iterable, vocabulary: Path, output: Path, map_rows: Callable) -> dict:
-    """Write the folder of a task, whole or not at all, within `prepared.encoding`; returns its manifest. splits: of
-    (name, rows, {reason: number of rows that were dropped}), the rows as `read_split` has them."""
+def prepare_task(name: str, task: Glue, splits: Iterable, vocabulary: Path, output: Path, map_rows: Callable) -> None:
+    """Write the folder of a task, whole or not at all, within `prepared.encoding`, and print a line for each split.
+    splits: of (name, rows, {reason: number of rows that were dropped}), the rows as `read_split` has them."""
     partial = output / f".{name}.partial"
     try:
         with naming(output / name):
-            manifest = _write_task(name, task, splits, vocabulary, partial, map_rows)
+            _write_task(name, task, splits, vocabulary, partial, map_rows)
         shutil.rmtree(output / name, ignore_errors=True)
         partial.rename(output / name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return manifest
 
 
 def _write_task(name, task, splits, vocabulary, folder, map_rows):
@@ -110,19 +109,18 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
         shutil.copyfile(vocabulary / "dict.txt", folder / f"input{i}" / "dict.txt")
     if task.labels:
         write_atomically(folder / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels))
-    manifest = {"task": name, **({"layout": task.plain()} if task.own else {}), "splits": {}}
+    manifest = {"task": name, **({"layout": task.plain()} if task.own else {})}
     for split, rows, dropped in splits:
         items = list(map_rows(_encode, [texts for texts, _ in rows]))
         for i, sentences in enumerate(zip(*items, strict=True)):
             write_split(folder / f"input{i}" / split, sentences, len(worker.encoder))
         ids = [list(itertools.chain(*sentences)) for sentences in items]
-        manifest["splits"][split] = {
-            "rows": len(rows),
-            "dropped": dropped,
-            "tokens": sum(map(len, ids)),
-            "unknown": sum(some.count(worker.encoder.ids["<unk>"]) for some in ids),
-            "longest": max(len(some) + len(task.text) for some in ids),
-        }
+        tokens, unknown = sum(map(len, ids)), sum(some.count(worker.encoder.ids["<unk>"]) for some in ids)
+        longest = max(len(some) + len(task.text) for some in ids)
+        click.echo(
+            f"{name} {split}: {len(rows)} rows, {tokens} tokens, {unknown / max(tokens, 1):.2%} unknown, longest "
+            + "; ".join([str(longest), *(f"{count} dropped ({reason})" for reason, count in dropped.items())])
+        )
         if rows[0][1] is not None and task.labels:
             labels = [[FIRST_LABEL + task.labels.index(label), worker.encoder.ids["</s>"]] for _, label in rows]
             write_split(folder / "label" / split, labels, FIRST_LABEL + len(task.labels))
@@ -130,17 +128,6 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
             write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
     seal_all(folder, command_line(), [vocabulary / "dict.txt"])
-    return manifest
-
-
-def describe(task: str, manifest: dict) -> None:
-    """Print what was prepared, a line for each split."""
-    for split, counts in manifest["splits"].items():
-        click.echo(
-            f"{task} {split}: {counts['rows']} rows, {counts['tokens']} tokens, "
-            f"{counts['unknown'] / max(counts['tokens'], 1):.2%} unknown, longest {counts['longest']}"
-            + "".join(f"; {count} dropped ({reason})" for reason, count in counts["dropped"].items())
-        )
 
 
 # ---------------------------------------------------------------------------------------------------------------- GLUE
@@ -153,13 +140,13 @@ def prepare(
     tasks: Sequence = (),
     workers: int | None = 1,
     overwrite: bool = False,
-) -> Iterator[tuple[str, dict]]:
+) -> None:
     """Turn official GLUE files into data for fairseq's task `sentence_prediction` and for the task `glue`.
 
     source: folder with one folder per task. vocabulary: folder of the pre-training data, for its encoder. output:
     gets one folder per task (input0/, input1/, label/) and the encoder's files. tasks: names; if empty, all tasks that
     `source` has, but for those that are prepared there, unless they are to be overwritten. workers: see
-    `prepared.encoding`. Yields (task, manifest). Raises ValueError for bad input, before anything is written, and if
+    `prepared.encoding`. Raises ValueError for bad input, before anything is written, and if
     the folder of a task that is named exists already; further as `prepared.encoding`.
     """
     check_name(output)
@@ -178,7 +165,7 @@ def prepare(
     with encoding(vocabulary, output, workers) as map_rows:
         for name in names:
             splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, source / name))
-            yield name, prepare_task(name, TASKS[name], splits, vocabulary, output, map_rows)
+            prepare_task(name, TASKS[name], splits, vocabulary, output, map_rows)
 
 
 def _files_of(name, source):
@@ -205,8 +192,7 @@ def glue_command(glue, data, output, tasks, jobs, overwrite):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
     if (there := tasks_in(output)) and not tasks and not overwrite:
         click.echo(f"prepared already: {', '.join(there)} (--overwrite makes them anew)")
-    for task, manifest in prepare(glue, data, output, tasks or (), jobs, overwrite):
-        describe(task, manifest)
+    prepare(glue, data, output, tasks or (), jobs, overwrite)
 
 
 # ------------------------------------------------------------------------------------------------- labels of one's own
@@ -221,7 +207,8 @@ def classes_of(rows: list[tuple], label: str) -> tuple[str, ...]:
     if len(values) > max(MOST, len(rows) / 2):
         raise ValueError(f"{label!r} has {len(values)} different values in {len(rows)} rows, such as {min(values)}")
     numbers = {value: number_of(value) for value in values}
-    return tuple(sorted(values, key=lambda value: (numbers[value], value) if None not in numbers.values() else value))
+    are_numbers = None not in numbers.values()
+    return tuple(sorted(values, key=lambda value: (numbers[value], value) if are_numbers else value))
 
 
 def hold_out(rows: list[tuple]) -> tuple[list[tuple], list[tuple]]:
@@ -239,9 +226,8 @@ def check_task_name(name: str, output: Path) -> None:
     """Raise ValueError for a name that no task can have, or that would be taken for another's."""
     if not re.fullmatch(r"[A-Za-z][\w-]*", name, re.ASCII):
         raise ValueError(f"a task cannot be called {name!r}: give letters, digits, - and _ with --name")
-    others = [other for other in tasks_in(output) if other != name]
     official = [other for other, task in TASKS.items() if not task.own]
-    for other in (*official, *others):
+    for other in (*official, *(other for other in tasks_in(output) if other != name)):
         if task_key(other) == task_key(name):
             raise ValueError(f"{name!r} would be taken for the task {other}: give another --name")
 
@@ -297,4 +283,4 @@ def labels_command(file, text, label, data, output, name, valid, test, unquoted,
     shown = [f"{each} ({counts[each] / counts.total():.1%} of training)" for each in labels]
     click.echo(f"{name}: {len(labels)} classes, in this order: {shorten_list(shown)}")
     with encoding(vocabulary, output, jobs) as map_rows:
-        describe(name, prepare_task(name, task, splits, vocabulary, output, map_rows))
+        prepare_task(name, task, splits, vocabulary, output, map_rows)

@@ -152,13 +152,9 @@ def names_in_dictionary(tokenizer: str) -> list[str]:
     """The names in dict.txt of a tokeniser's types by id: its own, but for what a line of that file cannot hold and for
     the special tokens."""
     types = load_tokenizer(tokenizer, "tokenizer.json").get_vocab()
-    order, taken = sorted(types, key=types.get), {*types, *ROLES}
-    for i in range(4, len(order) - 1):
-        if order[i] in ROLES or re.search("[\r\n]", order[i]):
-            while order[i] in taken:
-                order[i] = repr(order[i])
-            taken.add(order[i])
-    return [*TextEncoder.SPECIALS, *order[4:-1], MASK]
+    others = sorted(types, key=types.get)[4:-1]
+    names = [repr(name) if name in ROLES or re.search("[\r\n]", name) else name for name in others]
+    return [*TextEncoder.SPECIALS, *names, MASK]
 
 
 # ------------------------------------------------------------------------------------------------------------- dict.txt

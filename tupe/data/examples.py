@@ -50,6 +50,6 @@ def collate(items: list[tuple]) -> dict:
     """input_ids [B, L], padded on the right; labels [B], [0] of a batch that only fills up an update; num_tokens:
     without padding; rows: numbers of the examples."""
     rows, tokens, targets = zip(*items, strict=True)
-    ids = pad_sequence([torch.tensor(some) for some in tokens], batch_first=True, padding_value=PAD)
+    ids = pad_sequence([torch.from_numpy(np.array(some, dtype=np.int64)) for some in tokens], True, PAD)
     labels = torch.tensor([target for target in targets if target is not None])
     return {"input_ids": ids, "labels": labels, "num_tokens": sum(map(len, tokens)), "rows": rows}

@@ -5,6 +5,7 @@ the record of one of its runs is read."""
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -188,36 +189,19 @@ def score(names: Sequence, predictions: Sequence, targets: Sequence) -> dict:
     is constant, counts as 0, as scikit-learn's Matthews coefficient does. Raises FloatingPointError for predictions
     that are not finite.
     """
+    from scipy import stats
+    from sklearn import metrics  # takes as long as torch: not before it is needed
+
     predictions, targets = np.asarray(predictions), np.asarray(targets)
     if not np.isfinite(predictions).all():
         raise FloatingPointError("the model predicts numbers that are not finite")
-    return {name: 100 * float(METRICS[name](targets, predictions)) for name in names}
-
-
-def _scikit(name, **options):
-    def measure(targets, predictions):
-        from sklearn import metrics  # takes as long as torch: not before it is needed
-
-        return getattr(metrics, name)(targets, predictions, **options)
-
-    return measure
-
-
-def _correlation(name):
-    def correlate(targets, predictions):
-        from scipy import stats
-
-        constant = np.ptp(predictions) == 0 or np.ptp(targets) == 0
-        return 0.0 if constant else getattr(stats, name)(targets, predictions)[0]
-
-    return correlate
-
-
-METRICS = {
-    "accuracy": _scikit("accuracy_score"),
-    "f1": _scikit("f1_score", zero_division=0),
-    "macro_f1": _scikit("f1_score", average="macro", zero_division=0),
-    "matthews": _scikit("matthews_corrcoef"),
-    "pearson": _correlation("pearsonr"),
-    "spearman": _correlation("spearmanr"),
-}
+    constant = np.ptp(predictions) == 0 or np.ptp(targets) == 0
+    measures = {
+        "accuracy": metrics.accuracy_score,
+        "f1": partial(metrics.f1_score, zero_division=0),
+        "macro_f1": partial(metrics.f1_score, average="macro", zero_division=0),
+        "matthews": metrics.matthews_corrcoef,
+        "pearson": lambda *both: 0.0 if constant else stats.pearsonr(*both)[0],
+        "spearman": lambda *both: 0.0 if constant else stats.spearmanr(*both)[0],
+    }
+    return {name: 100 * float(measures[name](targets, predictions)) for name in names}

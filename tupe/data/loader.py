@@ -1,4 +1,4 @@
-"""Batches as tensors, in data workers or without: the only part of this package that needs torch.
+"""Batches as tensors, in data workers or without.
 
 B batch, L sequence length, n masked tokens.
 """
@@ -9,17 +9,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from .batches import Batches
-from .masks import IGNORED, pad
+from .blocks import PAD
+from .masks import IGNORED
+
+
+def pad(items: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Tensor, Tensor]:
+    """(ids, targets) [B, L] of items of `MaskedBlocks`, padded on the right."""
+    ids, targets = ([torch.from_numpy(array) for array in arrays] for arrays in zip(*items, strict=True))
+    return pad_sequence(ids, True, PAD), pad_sequence(targets, True, IGNORED)
 
 
 def collate(items: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
     """input_ids [B, L], padded on the right; output_indices [n]: where there is something to predict, in the flattened
     batch; labels [n]; num_tokens: without padding."""
     ids, targets = pad(items)
-    targets, ids = torch.from_numpy(targets).flatten(), torch.from_numpy(ids)
+    targets = targets.flatten()
     indices = targets.ne(IGNORED).nonzero().squeeze(1)
     num_tokens = sum(len(source) for source, _ in items)
     return {"input_ids": ids, "output_indices": indices, "labels": targets[indices], "num_tokens": num_tokens}

@@ -6,7 +6,7 @@ B batch, L sequence length, V vocabulary.
 import numpy as np
 
 from ..text import MASK, TextEncoder
-from .blocks import PAD, Blocks
+from .blocks import Blocks
 
 IGNORED = -100
 UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing is predicted
@@ -66,12 +66,3 @@ class MaskedBlocks:
             return none, spared
         stays = rng.random(len(masked)) < self.leave_unmasked_prob / both
         return spared & stays, spared & ~stays
-
-
-def pad(items: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, targets) [B, L] of items of `MaskedBlocks`."""
-    length = max(len(source) for source, _ in items)
-    ids, targets = np.full((len(items), length), PAD), np.full((len(items), length), IGNORED)
-    for row, (source, target) in enumerate(items):
-        ids[row, : len(source)], targets[row, : len(target)] = source, target
-    return ids, targets

@@ -19,7 +19,8 @@ from ..common.options import QuietCommand, output, seed
 from ..common.prepared import text_encoder
 from ..common.tables import TextTable
 from ..data.blocks import PAD
-from ..data.masks import IGNORED, pad
+from ..data.loader import pad
+from ..data.masks import IGNORED
 from ..data.splits import Split
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
@@ -117,7 +118,7 @@ def token_losses(
         raise ValueError(f"{split} holds {there} tokens, fewer than {tokens}; valid here: --tokens {there} or fewer")
     for begin in tqdm(range(0, len(data), batch), unit="batch", disable=None, leave=False):
         items = [data[0, i] for i in range(begin, min(begin + batch, len(data)))]
-        ids, target = (torch.from_numpy(array) for array in pad(items))
+        ids, target = pad(items)
         rows, columns = indices = target.ne(IGNORED).nonzero(as_tuple=True)
         loss = losses_at(model, ids, indices, target[indices])
         found.append([array.numpy() for array in (loss, columns, begin + rows)])

@@ -16,7 +16,8 @@ from omegaconf import II, MISSING, DictConfig
 
 from ..data.batches import Epoch, held_out
 from ..data.blocks import PAD, Blocks
-from ..data.masks import IGNORED, MaskedBlocks, pad
+from ..data.loader import pad
+from ..data.masks import IGNORED, MaskedBlocks
 from ..data.splits import HELD_OUT_SEED, files_of, folders_of, prefixes_of
 from ..text import read_dictionary
 from .ordered import Items, OrderedTask
@@ -75,7 +76,7 @@ class TupeMaskedLMTask(OrderedTask, RecordedTask, MaskedLMTask):
 def collate(samples: list) -> dict:
     """A batch of fairseq's task: source and target [B, L], padded on the right. samples: (index, masked block)."""
     indices, items = zip(*samples, strict=True)
-    ids, targets = map(torch.from_numpy, pad(items))
+    ids, targets = pad(items)
     lengths = [len(source) for source, _ in items]
     return {
         "id": torch.tensor(indices),
