@@ -16,7 +16,7 @@ WRITERS = {
     "checkpoint export": ["--checkpoint={pretrained}", "--data={data}", "--output={out}"],
     "prepare corpus": ["{source}/a.txt", "--output={out}", "--vocab-size=60", "--jobs=1", "--valid-fraction=0.3"],
     "prepare glue": ["--glue={source}/glue", "--data={data}", "--output={out}", "--jobs=1", "--tasks=RTE"],
-    "minimal-pairs": ["{pretrained}", "--data={data}", "--pairs={source}/pairs.txt", "--output={out}"],
+    "minimal-pairs": ["{pretrained}", "--data={data}", "--pairs={source}/pairs.jsonl", "--output={out}"],
     "order": ["{pretrained}", "--data={data}", "--tokens=100", "--sentences=2", "--output={out}"],
     "extrapolate": ["{pretrained}", "--data={data}", "--lengths=20,40", "--windows=2", "--output={out}"],
     "plot positions": ["--checkpoint={pretrained}", "--data={data}", "--output={out}/a.svg"],
@@ -32,7 +32,7 @@ def source(tmp_path_factory):
     """Texts of all kinds."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "a.txt").write_text("\n\n".join(f"The cat {i} sat on the old mat, the birds sang." for i in range(80)))
-    (folder / "pairs.txt").write_text("Cat the sat.\nThe cat sat.\n")
+    (folder / "pairs.jsonl").write_text('{"sentence_good": "The cat sat.", "sentence_bad": "Cat the sat."}\n')
     official_folder(folder / "glue")
     return folder
 

@@ -16,7 +16,7 @@ __all__ = ["BACKENDS", "choose", "make"]
 
 
 def for_cards() -> ModuleType | None:
-    """Triton's kernels, which are no part of an export: it is imported by name, where transformers sees it not."""
+    """Triton's kernels, which an export leaves out: of an import statement transformers would want the file."""
     try:
         return importlib.import_module(f"{__package__}.backend_triton")
     except ModuleNotFoundError:

@@ -33,10 +33,7 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "checkpoint average": ("checkpoints.change:average_command", "Take the mean of several checkpoints' weights."),
         "checkpoint convert": ("checkpoints.convert:command", "Convert from and to TUPE's code, Hugging Face, BERT."),
         "checkpoint export": ("checkpoints.export:command", "Write a folder that the transformers library loads."),
-        "checkpoint stretch": (
-            "checkpoints.change:stretch_command",
-            "Make tables of positions longer, by interpolation.",
-        ),
+        "checkpoint stretch": ("checkpoints.change:stretch_command", "Interpolate longer tables of positions."),
         "checkpoint swap": ("checkpoints.change:swap_command", "Exchange the position encoding of a trained model."),
     },
     "Look": {
