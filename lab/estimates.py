@@ -1,4 +1,4 @@
-"""Statistics of the experiments: intervals, tests and how they are shown, beside those of `tupe.sweep.uncertainty`."""
+"""Statistics of the experiments: intervals, tests and how they are shown, beside those of `tupe.sweep.scores`."""
 
 import math
 from collections.abc import Iterable
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from tupe.sweep.uncertainty import Seeds
-from tupe.sweep.uncertainty import mean_interval as interval_of_mean
+from tupe.sweep.scores import Seeds
+from tupe.sweep.scores import mean_interval as interval_of_mean
 
 ALPHA = 0.05  # of the corrected p-values
 Blocks = dict[int, tuple]  # seed -> (summed loss of each held-out block, tokens of each)

@@ -166,8 +166,8 @@ def test_a_checkpoint_is_trained_further(pretrained, tmp_path):
 
 def test_memory_allocator_is_preloaded(tmp_path):
     library = next(Path("/").glob("lib*/**/libm.so.6"), None) or pytest.skip("no library to preload is known here")
-    show = "import os, sys; from tupe.common import allocator; allocator.tcmalloc = lambda: sys.argv[1]; "
-    show += "allocator.use_allocator(); print(os.environ.get('LD_PRELOAD'))"
+    show = "import os, sys; from tupe.cli import train; train.tcmalloc = lambda: sys.argv[1]; "
+    show += "train.use_allocator(); print(os.environ.get('LD_PRELOAD'))"
 
     def preloaded(before="", **variables):
         environment = {**{k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}, **variables}

@@ -11,17 +11,15 @@ from helpers import write_run, write_runs
 from tupe.cli import main
 from tupe.data.glue import TASKS
 from tupe.sweep.collection import collect
-from tupe.sweep.report import paper_tables, run_table, write_report
-from tupe.sweep.scores import majority, summarise
-from tupe.sweep.uncertainty import NO_BETTER, Uncertainty
+from tupe.sweep.report import paper_tables, run_table
+from tupe.sweep.scores import Uncertainty, summarise
 
 
 def tables_of(folder):
     """(first of the paper's tables, table of all scores) of the runs in a folder."""
-    collection = collect([folder])
-    summaries, baselines = summarise(collection.finished), majority(collection.finished)
-    (_, _, table), *_ = paper_tables(summaries, baselines)
-    return table, Uncertainty(summaries).score_table(baselines)
+    summaries = summarise(collect([folder]).finished)
+    (_, _, table), *_ = paper_tables(summaries)
+    return table, Uncertainty(summaries).score_table()
 
 
 def rows_of(table, kind):
@@ -30,12 +28,6 @@ def rows_of(table, kind):
 
 def rows_called(table, start):
     return [row for row in rows_of(table, "") if row["model"].startswith(start)]
-
-
-def write_targets(folder, split, targets):
-    (folder / "predictions").mkdir(exist_ok=True)
-    rows = "".join(f"{i}\t{target}\t{target}\n" for i, target in enumerate(targets))
-    (folder / "predictions" / f"{split}_best.tsv").write_text(f"index\tprediction\ttarget\n{rows}")
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
@@ -61,24 +53,6 @@ def test_models_of_another_size_and_with_some_tasks(tmp_path):
     (ours,), (theirs,) = rows_of(table, "ours"), rows_called(table, "BERT-A (1M)")
     assert (ours["model"], ours["average of 2"]) == ("bert_a_tiny @ 2450", "50.00")
     assert theirs["average of 2"] == f"{(55.19 + 68.61) / 2:.2f}"
-
-
-def test_what_is_no_better_than_one_answer_is_marked(tmp_path):
-    for model, score in (("bert_a", 75.0), ("tupe_a", 75.5)):
-        write_runs(tmp_path / model, ["RTE", "CoLA"], {2e-5: [score]}, architecture=model)
-        write_runs(tmp_path / model, ["STS-B"], {2e-5: [score - 75]}, architecture=model)
-    folder = tmp_path / "bert_a"
-    write_targets(folder / "RTE" / "lr2e-05_seed1", "valid", ["entailment"] * 3 + ["not_entailment"])
-    write_targets(folder / "STS-B" / "lr2e-05_seed1", "valid", ["0.5", "0.2"])
-    table, scores = tables_of(tmp_path)
-    (single,) = rows_called(table, "majority")
-    assert (single["RTE"], single["STS-B"], single["CoLA"], single["average of 3"]) == ("75.00", "0.00", "", "")
-    bert, tupe = rows_of(table, "ours")
-    assert bert["RTE"] == f"75.00{NO_BETTER}" and bert["STS-B"] == f"0.00{NO_BETTER}" and bert["CoLA"] == "75.00"
-    assert tupe["RTE"] == "75.50" and tupe["STS-B"] == "0.50"
-    _, bert, tupe = [row for row in rows_of(scores, "") if row["score"] == "RTE accuracy"]
-    assert NO_BETTER in bert["mean ± deviation"] and NO_BETTER not in tupe["mean ± deviation"]
-    assert f"**75.00{NO_BETTER}**" in write_report(collect([tmp_path]), tmp_path / "report").read_text()
 
 
 def test_question_answering_is_in_the_table_of_all_scores(tmp_path):

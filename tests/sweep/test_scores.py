@@ -1,8 +1,7 @@
-"""Numbers from runs: the paper's choice of configurations, averages and baselines."""
+"""Numbers from runs: the paper's choice of configurations, and averages."""
 
 import statistics
 
-import numpy as np
 import pytest
 from helpers import write_runs
 
@@ -10,9 +9,7 @@ from tupe.data.glue import TASKS
 from tupe.sweep.collection import Model, collect
 from tupe.sweep.scores import (
     PAPER_COLUMNS,
-    constant_scores,
     is_in,
-    majority,
     paper_row,
     published,
     summarise,
@@ -80,31 +77,3 @@ def test_wnli_is_beside_the_paper_s_columns(tmp_path):
     write_runs(tmp_path, TASKS, {2e-5: [80]})
     (tasks,) = summaries_of(tmp_path).values()
     assert set(paper_row(tasks)) == {*PAPER_COLUMNS, "WNLI"}
-
-
-# ----------------------------------------------------------------------------------------------------------- majority
-
-
-@pytest.mark.parametrize(
-    ("task", "targets", "expected"),
-    [
-        ("RTE", [0, 0, 0, 1], {"accuracy": 75}),
-        ("MRPC", [1, 1, 1, 0], {"accuracy": 75, "f1": 100 * 6 / 7}),
-        ("QQP", [1, 0, 0, 0], {"accuracy": 75, "f1": 100 * 2 / 5}),  # another answer is best for F1
-        ("CoLA", [1, 1, 0], {"accuracy": 100 * 2 / 3, "matthews": 0}),
-        ("STS-B", [0.2, 1.0], {"pearson": 0, "spearman": 0}),
-    ],
-)
-def test_scores_of_a_constant_answer(task, targets, expected):
-    assert constant_scores(task, np.array(targets)) == pytest.approx(expected)
-
-
-def test_majority_is_read_from_the_targets_beside_predictions(tmp_path):
-    write_runs(tmp_path, ["MNLI", "RTE"], {2e-5: [80, 81]})
-    folder = tmp_path / "MNLI" / "lr2e-05_seed2" / "predictions"
-    folder.mkdir()
-    for split, targets in (("valid", ["neutral", "neutral", "entailment"]), ("valid1", ["neutral"])):
-        rows = "".join(f"{i}\tcontradiction\t{target}\n" for i, target in enumerate(targets))
-        (folder / f"{split}_best.tsv").write_text(f"index\tprediction\ttarget\n{rows}")
-    baselines = majority(collect([tmp_path]).finished)
-    assert baselines == pytest.approx({("MNLI", "valid", "accuracy"): 200 / 3, ("MNLI", "valid1", "accuracy"): 100})

@@ -5,13 +5,12 @@ from helpers import write_run
 
 from tupe.run.record import Record
 from tupe.sweep.collection import collect, with_unit
-from tupe.sweep.scores import summarise
-from tupe.sweep.uncertainty import Uncertainty
+from tupe.sweep.scores import Uncertainty, summarise
 
 
 def tables_of(folder):
     found = Uncertainty(summarise(collect([folder]).finished))
-    tables = found.score_table({}), found.difference_table()
+    tables = found.score_table(), found.difference_table()
     return [[dict(zip(table.header, cells, strict=True)) for _, cells in table.rows] for table in tables]
 
 

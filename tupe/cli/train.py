@@ -1,8 +1,10 @@
 """The commands that train: pretrain and finetune. torch and fairseq are imported when one of them runs, after its words
 are read and the memory allocator is chosen: a mistake is refused at once."""
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -13,9 +15,8 @@ import click
 
 from .. import config
 from ..common import console, options
-from ..common.allocator import use_allocator
 from ..common.options import CONFIGS, Command, did_you_mean, task_key
-from ..common.prepared import check_name, tasks_in
+from ..common.prepared import tasks_in
 from ..common.recipes import Settings, read
 from ..config import FINETUNE, PRETRAIN
 from ..names import schemes_in, unknown_scheme
@@ -35,31 +36,27 @@ SET_BY_COMMAND = {  # of a training's options, by these of the command
 METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, X)'"}
 
 
-def rows(command: str, *recipes: str) -> list[tuple[str, str]]:
-    """(option, text with the values of these recipes) of all options of a command."""
-    found, settings = [], [read(recipe, []) for recipe in recipes]
+def rows(command: str) -> list[tuple[str, str]]:
+    """(option, text with the value of the command's recipe) of all options of a command."""
+    found, settings = [], read(command, [])
     for name, known in config.OPTIONS.items():
         if command in known.of and name not in SET_BY_COMMAND[command]:
-            values = [each.batch[0] if name == "batch_size" and each.batch else each[name] for each in settings]
-            shown = ["" if value in (False, "") else f"{value}".strip("[]") for value in values]
-            value = shown[0] if len({*shown}) == 1 else "; ".join(shown)
+            value = settings.batch[0] if name == "batch_size" else settings[name]
+            value = "" if value in (False, "") else f"{value}".strip("[]")
             metavar = f" {'|'.join(known.choices)}" if known.choices else METAVARS.get(known.kind, " X")
             found.append((known.flag + metavar, known.help + (f"  [{value}]" if value else "")))
     return found
 
 
 class Train(Command):
-    """A command with further words: options of a training, and values of the recipe. recipes: those whose values its
-    help shows."""
+    """A command with further words: options of a training, and values of the recipe."""
 
-    def __init__(self, *args, recipes: tuple = (), **kwargs):
+    def __init__(self, *args, **kwargs):
         super().__init__(*args, epilog=FURTHER, context_settings={"ignore_unknown_options": True}, **kwargs)
-        self.recipes = recipes
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        command = FINETUNE if FINETUNE in self.recipes else PRETRAIN
-        with formatter.section(f"Options of the recipe [value of {'; '.join(self.recipes)}]"):
-            formatter.write_dl(rows(command, *self.recipes))
+        with formatter.section(f"Options of the recipe [value of {self.name}]"):
+            formatter.write_dl(rows(self.name))
         super().format_epilog(ctx, formatter)
 
     def begin(self, ctx: click.Context) -> None:
@@ -89,7 +86,7 @@ def launcher(function: Callable) -> Callable:
     return function
 
 
-@click.command(cls=Train, recipes=("pretrain", "pretrain_small"))
+@click.command(cls=Train)
 @options.data()
 @options.output("The folder of the run: checkpoints, record and train.log. An existing run is resumed.", shared=True)
 @click.option("--recipe", type=options.OneOf(RECIPES), default="pretrain", show_default=True,
@@ -116,7 +113,7 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     start(settings, data, machine, engine)
 
 
-@click.command(cls=Train, recipes=("finetune",))
+@click.command(cls=Train)
 @click.option("--task", required=True, metavar="NAME", help="A task of GLUE, or your own.")
 @options.data("The folder that `tupe prepare glue` or `labels` wrote.")
 @options.checkpoint()
@@ -166,8 +163,31 @@ def check_data(data: Path) -> None:
     from ..data.splits import folders_of, read_symbols  # only here: numpy takes as long to import as all the rest
 
     for folder in folders_of(data):
-        check_name(folder)
         read_symbols(folder)
+
+
+def use_allocator() -> None:
+    """Take main memory from tcmalloc on machines that have it and no GPU: start the process again with LD_PRELOAD.
+
+    glibc returns a step's memory to the system, which clears every page anew for the next one; what that costs on a CPU
+    is in docs/benchmarks.md. Where LD_PRELOAD is set already, if to nothing, and in a process that has loaded torch,
+    all stays as it is.
+    """
+    if "LD_PRELOAD" in os.environ or "torch" in sys.modules or Path("/dev/nvidiactl").exists():
+        return
+    if library := tcmalloc():
+        click.echo(f"memory from {library}", err=True)
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "LD_PRELOAD": library})
+
+
+def tcmalloc() -> str | None:
+    """Path of the library, None if it is not installed."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/sbin", "/usr/sbin"])
+    try:
+        known = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, env={"PATH": path}).stdout
+    except FileNotFoundError:
+        return None
+    return next(reversed(re.findall(r"libtcmalloc(?:_minimal)?\.so.* => (\S+)", known)), None)
 
 
 # -------------------------------------------------------------------------------------------------------------- with it

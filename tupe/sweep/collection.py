@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
-
 from ..data.glue import TASKS, own_task
 from ..run import record
 from ..run.folder import files_below
@@ -71,16 +69,6 @@ class FinishedRun:
     def score(self, split: str, metric: str) -> float:
         """At the best epoch."""
         return [entry[metric] for entry in self.record.scores if entry["split"] == split and entry["best"]][-1]
-
-    def predictions(self, split: str) -> np.ndarray | None:
-        """(prediction, target) of every example at the best epoch, [examples, 2]; None if they were not kept."""
-        path = self.folder / "predictions" / f"{split}_best.tsv"
-        if not path.exists():
-            return None
-        labels = TASKS[self.record.task].labels
-        read = labels.index if labels else float
-        rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
-        return np.array([(read(prediction), read(target)) for _, prediction, target in rows])
 
 
 @dataclass

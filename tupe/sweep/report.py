@@ -9,16 +9,7 @@ from ..common import options
 from ..common.tables import TextTable
 from ..run.folder import write_atomically
 from .collection import Collection, collect, with_unit
-from .scores import (
-    COLUMNS,
-    PAPER_COLUMNS,
-    is_in,
-    majority,
-    paper_row,
-    published,
-    summarise,
-)
-from .uncertainty import NO_BETTER, Uncertainty
+from .scores import COLUMNS, PAPER_COLUMNS, Uncertainty, is_in, paper_row, published, summarise
 
 PROTOCOL = (
     "Scores on the development sets, times 100, at the best epoch of each run. A configuration is a learning rate; its "
@@ -31,7 +22,6 @@ PUBLISHED = (
     "them that all models here have. The paper does not say which epoch its scores are from; its released command "
     "evaluates during each epoch and keeps the best."
 )
-MAJORITY = f"{NO_BETTER}: no better than the row majority, which is always giving one answer (a correlation of 0)."
 ERRORS = (
     "Mean ± standard deviation over the seeds of the best configuration. Then standard errors of the mean by their "
     "source: the seeds of fine-tuning, the seeds of pre-training; in brackets their number, ? where one cannot tell. "
@@ -42,38 +32,32 @@ ERRORS = (
 DIFFERENCES = "From the plain BERT-A (ELECTRA-A) of the same size, pre-training updates and settings, paired by seed."
 
 
-def paper_tables(summaries: dict, baselines: dict | None = None) -> list:
-    """[(title, source, table)]: the paper's tables with our rows. baselines: what `majority` returns."""
+def paper_tables(summaries: dict) -> list:
+    """[(title, source, table)]: the paper's tables with our rows."""
     tables = []
     for table in published()["tables"]:
         ours = {model: paper_row(tasks) for model, tasks in summaries.items() if is_in(table, model)}
         ours = {model: row for model, row in ours.items() if row}
         if ours:
-            content = _paper_table(table, ours, baselines or {})
-            tables.append((table["title"], table["source"], content))
+            tables.append((table["title"], table["source"], _paper_table(table, ours)))
     return tables
 
 
-def _paper_table(table, ours, baselines):
+def _paper_table(table, ours):
     columns = [c for c in COLUMNS if c in PAPER_COLUMNS or any(c in row for row in ours.values())]
     shared = [c for c in PAPER_COLUMNS if all(c in row for row in ours.values())]
     rows = []
 
-    def add(kind, name, values, marks=()):
-        """values: {column: number}; marks: columns whose number is no better than always giving one answer."""
-        cells = {c: f"{value:.2f}{NO_BETTER if c in marks else ''}" for c, value in values.items()}
-        whole = shared and all(c in values for c in shared)
-        mean = f"{statistics.mean(values[c] for c in shared):.2f}" if whole else ""
-        rows.append((kind, [name, *(cells.get(c, "") for c in columns), mean]))
+    def add(kind, name, values):
+        """values: {column: number}"""
+        mean = f"{statistics.mean(values[c] for c in shared):.2f}" if shared else ""
+        rows.append((kind, [name, *(f"{values[c]:.2f}" if c in values else "" for c in columns), mean]))
 
     for entry in table["rows"]:
         name = f"{entry['name']} ({with_unit(entry['updates'])})"
         add("", name, dict(zip(PAPER_COLUMNS, entry["scores"], strict=True)))
-    single = {c: baselines[COLUMNS[c]] for c in columns if COLUMNS[c] in baselines}
-    if single:
-        add("", "majority", single)
     for model, row in ours.items():
-        add("ours", str(model), row, [c for c in single if c in row and row[c] <= single[c] + 1e-9])
+        add("ours", str(model), row)
     average = "average" if shared == PAPER_COLUMNS else f"average of {len(shared)}"
     return TextTable(["model", *columns, average], rows)
 
@@ -103,13 +87,11 @@ def counts(collection: Collection) -> str:
 
 def sections(collection: Collection) -> list:
     """[(title, texts and tables)] of the report."""
-    summaries, baselines = summarise(collection.finished), majority(collection.finished)
-    legend = [MAJORITY] if baselines else []
-    report = []
-    for title, source, table in paper_tables(summaries, baselines):
-        report.append((title, [f"Published rows: {source}. {PUBLISHED}", *legend, table]))
+    summaries, report = summarise(collection.finished), []
+    for title, source, table in paper_tables(summaries):
+        report.append((title, [f"Published rows: {source}. {PUBLISHED}", table]))
     uncertainty = Uncertainty(summaries)
-    report.append(("All scores", [ERRORS, *legend, uncertainty.score_table(baselines)]))
+    report.append(("All scores", [ERRORS, uncertainty.score_table()]))
     report.append(("Differences", [DIFFERENCES, uncertainty.difference_table()]))
     report = [(title, blocks) for title, blocks in report if blocks[-1].rows]
     for title, entries in collection.of_no_score.items():

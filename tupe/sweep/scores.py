@@ -1,18 +1,24 @@
-"""Scores of collected runs: medians over seeds and the learning rate that wins, the paper's average, and what they
-stand beside: published scores, and the best constant answer."""
+"""Scores of collected runs: medians over seeds and the learning rate that wins, the published ones, and how uncertain
+they are, from what: the seeds of fine-tuning, the seeds of pre-training."""
 
+import itertools
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
-from ..common.architectures import split_size
-from ..data.glue import TASKS, score
-from .collection import Model
+from ..common.architectures import ELECTRA, split_size, with_size
+from ..common.tables import TextTable
+from ..data.glue import TASKS
+from .collection import Model, pretraining_record, settings_of, settings_text
 
+Seeds = dict[int, float]
+FEWEST = 3  # seeds; an interval from two says more about the t-distribution than about the models
 PUBLISHED = Path(__file__).with_name("published.json")
 # Column of the paper's tables -> (task, split, metric). WNLI stands outside of the paper's tables and averages.
 COLUMNS = {
@@ -88,32 +94,6 @@ def score_name(column: tuple) -> str:
     return f"{task}{' (mm)' if split == 'valid1' else ''} {metric}"
 
 
-# ------------------------------------------------------------------------------------------------------ to compare with
-
-
-def majority(runs: dict) -> dict:
-    """{(task, split, metric): score} of always giving the same answer, the best one for the metric; 0 for correlations.
-
-    Computed from the targets beside the runs' predictions.
-    """
-    baselines = {}
-    for run in runs.values():
-        task, metrics = run.record.task, run.record.metrics
-        for split in run.record.splits:
-            if (task, split, metrics[0]) not in baselines and (known := run.predictions(split)) is not None:
-                found = constant_scores(task, known[:, 1])
-                baselines.update({(task, split, metric): value for metric, value in found.items()})
-    return baselines
-
-
-def constant_scores(task: str, targets: np.ndarray) -> dict:
-    """{metric: score} of the best constant answer to a task of GLUE. targets: classes, or scores."""
-    glue = TASKS[task]
-    answers = set(targets) if glue.labels else {0.0}
-    tried = [score(glue.metrics, [answer] * len(targets), targets) for answer in answers]
-    return {metric: max(scores[metric] for scores in tried) for metric in glue.metrics}
-
-
 def published() -> dict:
     """The tables of the paper, see published.json."""
     return json.loads(PUBLISHED.read_text(encoding="utf-8"))
@@ -125,3 +105,119 @@ def is_in(table: dict, model: Model) -> bool:
     name, size = split_size(model.architecture)
     wanted = "base" if size in ("small", "mini", "tiny") else size
     return not model.variant and any(split_size(row["architecture"]) == (name, wanted) for row in table["rows"])
+
+
+# ----------------------------------------------------------------------------------------------- how uncertain they are
+
+
+def standard_error(values: list[float]) -> float | None:
+    """Of the mean; None for a single value."""
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+
+
+class Uncertainty:
+    """Of the scores of each model's best configurations."""
+
+    def __init__(self, summaries: dict[Model, dict[str, Summary]]):
+        self.summaries, self.columns = summaries, score_columns(summaries)
+        self.scores = defaultdict(dict)  # {(model, column): {seed: score}}
+        for model, tasks in summaries.items():
+            for task, summary in tasks.items():
+                for seed, scores in summary.by_lr[summary.lr].items():
+                    for pair, score in scores.items():
+                        self.scores[model, (task, *pair)][seed] = score
+        self.pretrainings = {model: pretraining_of(model) for model in summaries}
+        self.repeats = defaultdict(list)  # {what repetitions of a pre-training share: [(seed, model)]}
+        for model, (shared, seed) in self.pretrainings.items():
+            self.repeats[shared].append((seed, model))
+
+    def means(self, model: Model, column: tuple) -> Seeds:
+        """{seed of the pre-training: mean over seeds of fine-tuning}; copies of one checkpoint are one."""
+        group = self.repeats[self.pretrainings[model][0]]
+        return {
+            seed: statistics.mean(self.scores[one, column].values())
+            for seed, one in group
+            if (one, column) in self.scores
+        }
+
+    def score_table(self) -> TextTable:
+        """Every score with its standard errors."""
+        rows = []
+        for column in self.columns:
+            for model, tasks in self.summaries.items():
+                if (model, column) in self.scores:
+                    values, means = [*self.scores[model, column].values()], [*self.means(model, column).values()]
+                    mean = statistics.mean(values)
+                    deviation = shown(statistics.stdev(values) if len(values) > 1 else None)
+                    rows.append([
+                        str(model), score_name(column), f"{tasks[column[0]].lr:g}",
+                        f"{mean:.2f} ± {deviation}",
+                        f"{shown(standard_error(values))} ({len(values)})",
+                        f"{shown(standard_error(means))} ({len(means)})",
+                    ])  # fmt: skip
+        header = ["model", "score", "learning rate", "mean ± deviation"]
+        header += ["error by fine-tuning seeds", "error by pre-training seeds"]
+        return TextTable.plain(header, rows, align="llrrrr")
+
+    def difference_table(self) -> TextTable:
+        """Differences from each model's reference; without rows if none has one."""
+        rows = []
+        for model, column in itertools.product(self.summaries, self.columns):
+            reference = reference_of(model, self.summaries)
+            ours, theirs = self.scores.get((model, column), {}), self.scores.get((reference, column), {})
+            if not set(ours) & set(theirs):
+                continue
+            mean, over_seeds = interval_of(ours, theirs)
+            alike = self.pretrainings[model][0] == self.pretrainings[reference][0]  # they differ only in the seed
+            others = {} if alike else self.means(reference, column)
+            _, over_pretraining = interval_of(self.means(model, column), others)
+            names = [str(model), str(reference), score_name(column)]
+            rows.append([*names, f"{mean:+.2f}", over_seeds, over_pretraining])
+        header = ["model", "minus", "score", "mean", "95 % over fine-tuning seeds", "95 % over pre-training seeds"]
+        return TextTable.plain(header, rows, align="lllrrr")
+
+
+def mean_interval(values: list[float]) -> tuple[float, tuple[float, float] | None]:
+    """(mean, its 95 % t-interval: None for fewer than `FEWEST` values)."""
+    mean = float(np.mean(values))
+    if len(values) < FEWEST:
+        return mean, None
+    if np.ptp(values) <= 1e-9 * abs(mean):  # no variation but rounding, of which scipy warns
+        return mean, (mean, mean)
+    low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    return mean, (float(low), float(high))
+
+
+def interval_of(a: Seeds, b: Seeds) -> tuple[float, str]:
+    """(mean of a - b over the seeds of both, its 95 % t-interval and their number as text); 0 without such a seed."""
+    differences = [a[seed] - b[seed] for seed in sorted(set(a) & set(b))]
+    mean, interval = mean_interval(differences) if differences else (0.0, None)
+    bounds = "?" if interval is None else "{:+.2f} to {:+.2f}".format(*interval)
+    return mean, f"{bounds} ({len(differences)})"
+
+
+def reference_of(model: Model, models: Iterable[Model]) -> Model | None:
+    """The first of `models` that is the plain BERT-A (of ELECTRA: `electra_a`) of a model's size, after as many
+    updates and fine-tuned with the same settings; None if there is none, or it is the model itself."""
+    name, size = split_size(model.architecture)
+    plain = with_size("electra_a" if name in ELECTRA else "bert_a", size)
+    alike = (plain, "", model.updates, model.settings)
+    found = [m for m in sorted(models) if (m.architecture, m.variant, m.updates, m.settings) == alike]
+    return found[0] if found and found[0] != model else None
+
+
+def pretraining_of(model: Model) -> tuple[tuple, int]:
+    """(what the model shares with those that differ only in the seed of pre-training, that seed). Without a record of
+    it nothing is known: no other model shares it."""
+    content = pretraining_record(model)
+    if content is None:
+        return (model,), 0
+    shared = (
+        model.architecture, model.variant, model.updates, model.settings, content.task, content.lr,
+        content.pretrained, content.pretrained_updates, settings_text(settings_of(content)),
+    )  # fmt: skip
+    return shared, content.seed
+
+
+def shown(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
