@@ -328,7 +328,7 @@ def test_fairseqs_own_programs_say_one_line(roberta, good, tmp_path):
     validate = ["--task=masked_lm", "--max-sentences=2"]
     for done in (
         fairseq("validate", tmp_path / "data", f"--path={roberta}", *validate),
-        fairseq("train", tmp_path / "data", f"--restore-file={roberta}", *model),
+        fairseq("train", tmp_path / "data", f"--continue-once={roberta}", *model),
     ):
         assert done.returncode != 0 and "Traceback" not in done.stderr, done.stderr
         assert "roberta.pt is no checkpoint of this project: its model is 'roberta_base'" in done.stdout + done.stderr
@@ -438,7 +438,7 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "--num-workers=0",
     "finetune --engine torch": "--task=CoLA --data={glue} --checkpoint={path} --output={out} --gpus=0 "
     "--allocator=none --max-epoch=1 --num-workers=0",
-    "pretrain": "--data={data} --output={out} checkpoint.restore_file={path} --gpus=0 --allocator=none "
+    "pretrain": "--data={data} --output={out} checkpoint.continue_once={path} --gpus=0 --allocator=none "
     "--arch=tupe_r_tiny "
     "--tokens-per-sample=20 --max-update=1 --num-workers=0",
     "pretrain --recipe pretrain_further": "--data={data} --output={out} --finetune-from-model={path} --gpus=0 "

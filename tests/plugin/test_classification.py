@@ -250,18 +250,6 @@ def test_a_run_that_stops_early_is_not_finished(learnable, pretrained, tmp_path)
     assert run.state == "failed" and "stopped before its last epoch" in run.failure["reason"]
 
 
-@pytest.mark.parametrize(
-    "override",
-    ["dataset.validate_interval_updates=2", "optimization.max_update=3", "checkpoint.patience=1",
-     "dataset.disable_validation=true", "optimization.max_epoch=0"],
-)  # fmt: skip
-def test_another_end_than_the_last_epoch_is_refused(override, learnable, pretrained, tmp_path):
-    """Scores within an epoch would make an unfinished last epoch look finished."""
-    with pytest.raises(ValueError, match="fine-tuning (is scored at the end of|needs optimization.max_epoch)"):
-        finetune(learnable, pretrained, tmp_path, *epochs(3), override)
-    assert not (tmp_path / "record.json").exists()
-
-
 def test_too_few_tokens_for_a_held_out_example_are_refused(learnable, pretrained, tmp_path):
     """Before the start, not at the first validation: the longest pair may be a held-out one."""
     data = unsealed(shutil.copytree(learnable, tmp_path / "data"))

@@ -78,26 +78,6 @@ def test_a_run_that_a_limit_stops_stays_open(data, tmp_path):
     assert state_of(tmp_path) == "open" and read(tmp_path).failure is None
 
 
-def test_a_run_does_not_compare_itself_with_the_one_before(data, finished, tmp_path):
-    """fairseq keeps the best loss as long as the process lives: this worse run would write no checkpoint_best.pt."""
-    train(arguments(data, tmp_path, "--lr=[1e-9]"))
-    best = [load(folder / "checkpoint_best.pt")["extra_state"]["best"] for folder in (finished[0], tmp_path)]
-    assert best[0] < best[1]
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--patience=2"], "patience: a run is as long as"),
-        (["--max-update=0", "--max-epoch=3", "--total-num-update=9", "--save-interval=2"], "save_interval=2: the last"),
-    ],
-)
-def test_a_run_whose_end_would_not_be_saved_is_refused(words, message, data, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        train(pretrain_arguments(data, tmp_path, *words))
-    assert not (tmp_path / "record.json").exists()
-
-
 def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch, caplog):
     """It has one pass behind it then, and no run has begun. A resumed run has been asked."""
     monkeypatch.setattr(progress, "LONG", 0)

@@ -27,7 +27,7 @@ GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})
 ENGINES = {"fairseq": "plugin", "torch": "train"}  # where they are
 ENGINE = options.OneOf(list(ENGINES), dict.fromkeys(config.TORCH, "torch"))
 FURTHER = """They win over the recipe, configs/RECIPE.yaml. Any value of the recipe and any other setting of fairseq is
-given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.restore_file=FILE."""
+given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.continue_once=FILE."""
 METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, X)'"}
 
 

@@ -20,13 +20,12 @@ from fairseq.logging import metrics
 from fairseq.logging.meters import MetersDict
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING, DictConfig, OmegaConf
+from omegaconf import II, MISSING, DictConfig
 
 from ..common.active import is_out_of_memory
-from ..common.options import shorten_list
 from ..data import examples
 from ..data.batches import Epoch
-from ..data.glue import TASKS, glue_name, own_task, read_targets, score, write_predictions
+from ..data.glue import TASKS, glue_name, read_targets, score, write_predictions
 from .criterion import count_tokens
 from .ordered import Items, OrderedTask
 from .pretrained import load_dictionary
@@ -52,12 +51,8 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
     def __init__(self, cfg: DictConfig, dictionary: Dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
-        self.name, self.glue = cfg.glue_task, None
-        try:
-            self.name = glue_name(cfg.glue_task, cfg.data)
-            self.glue = TASKS[self.name]
-        except ValueError as error:  # a checkpoint says what it is: `load_state_dict`
-            self.unknown = error
+        self.name = glue_name(cfg.glue_task, cfg.data)
+        self.glue = TASKS[self.name]
         self.targets = functools.partial(functools.cache(read_targets), Path(cfg.data, self.name))
         self.predictions = defaultdict(dict)  # split -> {number of an example: prediction} of the current validation
         self.shortened = {}  # split -> number of examples that were cut to the model's length
@@ -91,8 +86,6 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
     # ---- what training begins with ----
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
-        if self.glue is None:
-            raise self.unknown
         model = super().build_model(cfg, from_checkpoint)
         self._max_positions = model.max_positions()
         model.register_classification_head(self.cfg.classification_head_name, num_classes=self.glue.outputs)
@@ -101,7 +94,6 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self._training:
             config = cfg._get_parent()
-            check_end(config)
             for split in (config.dataset.train_subset, *config.dataset.valid_subset.split(",")):
                 self.load_dataset(split)
                 self.dataset(split).batch_size(None, config.dataset.max_tokens)  # raises ValueError for too few
@@ -123,26 +115,10 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
             self.shortened[split] = found.shortened
             logger.warning(f"{split}: {found.shortened} of {len(found)} inputs were cut to the model's length")
 
-    # ---- what checkpoints hold ----
-
     def state_dict(self) -> dict:
         """Into the checkpoint: what the outputs of the head stand for."""
         labels = {self.cfg.classification_head_name: list(self.glue.names)}
         return {**super().state_dict(), "labels": labels, "layout": self.layout}
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Raises ValueError if the labels of the data are not those of the checkpoint, in its order."""
-        state_dict = dict(state_dict)
-        labels, layout = state_dict.pop("labels", {}), state_dict.pop("layout", None)
-        if self.glue is None and layout:
-            self.glue = TASKS[self.name] = own_task(layout)
-        if self.glue is None:
-            raise self.unknown
-        theirs = labels.get(self.cfg.classification_head_name, self.glue.names)
-        if [*theirs] != [*self.glue.names]:
-            ours, theirs = shorten_list(self.glue.names), shorten_list(theirs)
-            raise ValueError(f"{self.name}: the labels are {theirs} in the checkpoint, {ours} in the data")
-        super().load_state_dict(state_dict)
 
     # ---- training and scores ----
 
@@ -215,23 +191,6 @@ def collate(split: str, samples: list) -> dict:
     if not len(batch["target"]):  # of a test set
         del batch["target"]
     return batch
-
-
-END = {  # the values with which every epoch is scored at its end, and the last one ends the run
-    "optimization.max_update": 0, "optimization.stop_time_hours": 0, "checkpoint.patience": -1,
-    "checkpoint.save_interval_updates": 0, "dataset.validate_interval_updates": 0, "dataset.validate_interval": 1,
-    "dataset.disable_validation": False,
-}  # fmt: skip
-
-
-def check_end(config: DictConfig) -> None:
-    """Raise ValueError for settings that end fine-tuning before the end of epoch `max_epoch`, or score it within an
-    epoch. config: the whole configuration."""
-    for place, valid in END.items():
-        if (value := OmegaConf.select(config, place)) != valid:
-            raise ValueError(f"{place}={value}: fine-tuning is scored at the end of each epoch; leave it out")
-    if not config.optimization.max_epoch > 0:
-        raise ValueError("fine-tuning needs optimization.max_epoch: a run is finished once that epoch is scored")
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ..encoder import Encoder
 from ..positions import load_scheme_file
 from . import worker
 from .model import TupeConfig, core_config
-from .saving import check_restore
+from .saving import check_start
 from .settings import configuration, dataclasses_of
 
 logger = logging.getLogger("tupe.launch")
@@ -77,7 +77,7 @@ def training_options(
     if values.get("common.bf16"):
         raise ValueError("common.bf16 is for TPUs in fairseq; valid here: --autocast bf16")
     if not dry_run:
-        check_restore(values.get("checkpoint.restore_file", ""))
+        check_start(*(values.get(f"checkpoint.{name}") for name in ("restore_file", "continue_once")))
     configuration(values)
     if folders_of(data)[0].joinpath("dict.txt").is_file():
         check_splits(settings, data)

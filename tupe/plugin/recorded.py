@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Optional
 
 import torch
-from fairseq import checkpoint_utils, models
+from fairseq import models
 from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging.meters import AverageMeter, MetersDict
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
 from ..checkpoints.gate import read_checkpoint
@@ -30,13 +29,13 @@ from ..data.blocks import fingerprint_of
 from ..data.splits import folders_of
 from ..run.folder import fingerprint, remove_partial
 from ..run.progress import Progress
-from ..run.record import Record, begun
+from ..run.record import Record
 from .model import load_scheme_files
-from .pretrained import adopt_structure, check_resumable, publish_model, variant
+from .pretrained import adopt_structure, contradictions, publish_model, variant
 from .saving import LAST, resume_from_newest
 from .schedule import SCHEDULE, count_updates
-from .settings import RESTORE, settings
-from .start import Refused, choose_precision, describe, split_over_processes
+from .settings import settings
+from .start import Refused, choose_precision, describe, refuse_jobs_in_one_process, split_over_processes
 
 logger = logging.getLogger(__name__)
 
@@ -85,14 +84,13 @@ class RecordedTask:
         # the only moment to tell the schedule how long the run is.
         config = cfg._get_parent()
         if self._training and config is not None:
+            refuse_jobs_in_one_process()
             choose_precision(config)
             split_over_processes(config)
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
             config.task.data = ":".join(os.path.abspath(folder) for folder in folders_of(config.task.data))
-            if not self.metrics:
-                check_last_checkpoint(config)
-            self.run = begin(self._new_record(config), config, self)
+            self.run = begin(self._new_record(config), config)
         return super().build_criterion(cfg, **kwargs)
 
     def _new_record(self, config):
@@ -143,16 +141,6 @@ class RecordedTask:
 BUDGETS = ("max_epoch", "max_update")
 
 
-def check_last_checkpoint(config: DictConfig) -> None:
-    """Raise ValueError for settings of a pre-training that would end without a checkpoint of its end, and so never be
-    finished. config: the whole configuration."""
-    epochs, every = config.optimization.max_epoch, config.checkpoint.save_interval
-    if config.checkpoint.patience > 0:
-        raise ValueError("patience: a run is as long as max_update or max_epoch says; leave it out")
-    if epochs > 0 and not config.optimization.max_update > 0 and epochs % every:
-        raise ValueError(f"save_interval={every}: the last of {epochs} epochs would not be saved; valid: a divisor")
-
-
 class FairseqRun(Run):
     """A run that fairseq trains in this process. config: the whole configuration."""
 
@@ -161,49 +149,31 @@ class FairseqRun(Run):
         super().__init__(record, Path(config.checkpoint.save_dir), is_first)
         self.config, self.options = config, config.checkpoint
 
-    def read(self, defaults: dict) -> None:
-        """As for any run; one that began with a --restore-file goes on from a checkpoint of its own."""
-        record, options = self.record, self.options
-        earlier = begun(self.folder)
-        goes_on = earlier and RESTORE in earlier.config and any(self.folder.glob("checkpoint*.pt"))
-        if goes_on:
-            record.config.setdefault(RESTORE, earlier.config[RESTORE])
-        super().read(defaults)
-        if goes_on and record.config[RESTORE] == str(Path(options.restore_file).resolve()):  # what the start was told
-            options.restore_file, options.reset_optimizer, options.reset_lr_scheduler = LAST, False, False
-            options.reset_dataloader = options.reset_meters = False
-
-    def go_on(self, task: FairseqTask) -> None:
-        """Go on from the checkpoint that fairseq will load, if there is one. Raises ValueError if that is of another
-        model."""
-        record, restored = self.record, self.options.restore_file
-        state = self.checkpoint(restored)
-        own = state is not None and (restored == LAST or Path(restored).resolve().parent == self.folder)
-        if state is not None:
-            try:
-                check_resumable(state, self.config.model, task.source_dictionary)
-            except ValueError as error:
-                raise ValueError(f"{self.folder if restored == LAST else restored}: {error}") from None
+    def go_on(self) -> None:
+        """Take over what the run has done so far, if it goes on. Raises ValueError if it begins with a checkpoint of
+        another model."""
+        record, state = self.record, self.checkpoint()
+        if state is None and (start := self.options.continue_once):
+            saved = read_checkpoint(start, mmap=True, trained=self.config.model._name)["cfg"]["model"]
+            if wrong := contradictions(saved, self.config.model):
+                raise ValueError(f"{start} is of another model: {'; '.join(wrong)}")
         record.begin(device(self.config.common.cpu))
-        if self.earlier or own:
+        if self.earlier or state is not None:
             updates = num_updates(state) if state is not None else 0
             record.go_on(self.earlier or Record(pretrained=record.pretrained), updates)
             record.scores = [entry for entry in record.scores if entry["num_updates"] <= updates]
 
-    def checkpoint(self, restore_file: str) -> dict | None:
-        """The checkpoint of that name; None if there is none in the folder, or it is damaged, which the launcher deals
-        with. Raises ValueError for one of elsewhere that cannot be gone on from."""
-        path = self.folder / LAST if restore_file == LAST else Path(restore_file)
+    def checkpoint(self) -> dict | None:
+        """The folder's last checkpoint; None if there is none, or it is damaged, which `resume_from_newest` deals
+        with."""
         try:
-            return read_checkpoint(path, mmap=True, trained=self.config.model._name)
-        except ValueError as error:
-            if restore_file != LAST:
-                raise ValueError(f"--restore-file: {error}") from None
+            return read_checkpoint(self.folder / LAST, mmap=True, trained=self.config.model._name)
+        except ValueError:
             return None
 
     def is_saved(self) -> bool:
         """Whether the folder's last checkpoint is from the end of the run."""
-        state = self.checkpoint(LAST)
+        state = self.checkpoint()
         return state is not None and self._reached(
             state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state)
         )
@@ -227,7 +197,7 @@ class FairseqRun(Run):
         if self.ends_with_scores:
             earlier = self.earlier
             return earlier is not None and earlier.state == "finished" and earlier.budget == self.record.budget
-        return self.options.restore_file == LAST and not self.options.reset_optimizer and self.is_saved()
+        return not self.options.reset_optimizer and self.is_saved()
 
     def conclude(self) -> None:
         if self.is_scored() if self.ends_with_scores else self.is_saved():
@@ -273,16 +243,13 @@ def active() -> FairseqRun | None:
     return None if _run is None or _run.progress.ended.is_set() else _run
 
 
-def begin(record: Record, config: DictConfig, task: FairseqTask) -> FairseqRun | None:
+def begin(record: Record, config: DictConfig) -> FairseqRun | None:
     """Begin or resume a run, or return None for one that is finished: nothing will be trained then.
 
     config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and Refused if
     the folder holds another run.
     """
     global _run, _last_words
-    end()  # the previous run, in a process that trains several
-    _run = None
-    forget_earlier_scores()
     run = FairseqRun(record, config)
     run.lock()  # first: the other process may be about to write its last scores
     try:
@@ -292,7 +259,7 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> FairseqRun |
             describe(config)
         if torch.distributed.is_initialized():  # the others look at the folder too
             torch.distributed.barrier()
-        run.go_on(task)
+        run.go_on()
     except ValueError as error:
         run.unlock()
         raise Refused(str(error)) from None
@@ -350,14 +317,6 @@ def _end_of_process():
 
 # Not atexit, which processes started by multiprocessing do not run.
 Finalize(None, _end_of_process, exitpriority=0)
-
-
-def forget_earlier_scores() -> None:
-    """Delete the best score, which fairseq keeps as an attribute of functions: the next run in this process would
-    compare its scores with it."""
-    vars(checkpoint_utils.save_checkpoint).pop("best", None)
-    if "fairseq_cli.train" in sys.modules:
-        vars(sys.modules["fairseq_cli.train"].should_stop_early).clear()
 
 
 def true_reason(error: BaseException | None) -> BaseException | None:

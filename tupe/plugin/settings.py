@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields as fields_of
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from fairseq.dataclass.configs import FairseqConfig
@@ -82,16 +81,14 @@ NAMED = ("task", "model", "criterion", "optimizer", "lr_scheduler")
 SECTIONS = ("common", "dataset", "optimization", "checkpoint", *NAMED)
 LEFT_OUT = {place for place, option in PLACES.items() if option.record == APART} | {"common.user_dir", "task.data"}
 LEFT_OUT -= {"task.glue_task"}  # which records of this engine have named from the first on
-RESTORE = "checkpoint.restore_file"
 
 
 def settings(config: DictConfig) -> dict[str, tuple]:
     """{"section.key": (value, default)} of every setting of training, as in JSON. config: the whole configuration.
 
     Batches are those of all processes: `update_freq` is given times their number, and so is the size of a batch of
-    held-out text where only some are scored. A file of position schemes stands for its contents. A checkpoint of the
-    run's own folder is no other place to start from than the default, and the structure of a model that starts from a
-    checkpoint is that checkpoint's.
+    held-out text where only some are scored. A file of position schemes stands for its contents, and the structure of a
+    model that starts from a checkpoint is that checkpoint's.
     """
     found, kinds = {}, dataclasses_of({f"{name}._name": config[name]._name for name in NAMED})
     for section in SECTIONS:
@@ -111,9 +108,6 @@ def settings(config: DictConfig) -> dict[str, tuple]:
         found[f"dataset.{key}"] = processes * (config.dataset[key] or 0) * bool(config.dataset.max_valid_steps), 0
     if files := split_files(found.get("model.position_file", ("", ""))[0] or ""):
         found["model.position_file"] = fingerprint(files), ""
-    folder, restored = Path(config.checkpoint.save_dir).resolve(), Path(config.checkpoint.restore_file)
-    own = config.checkpoint.restore_file == "checkpoint_last.pt" or restored.resolve().parent == folder
-    found[RESTORE] = (None if own else str(restored.resolve())), None
     if config.checkpoint.finetune_from_model:
         taken = {f"model.{key}" for key in config.model if key not in TUNABLE or key == "max_positions"}
         found = {name: pair for name, pair in found.items() if name not in taken}

@@ -1,12 +1,12 @@
 """What a run is told before it begins, whichever command started it: its precision, and what an update trains on."""
 
 import logging
-import os
 
 import torch
 from fairseq.dataclass.configs import FairseqConfig
 from hydra._internal.utils import get_args
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from .. import config as schema
@@ -40,21 +40,22 @@ def choose_precision(config: DictConfig | FairseqConfig) -> None:
     common.fp16, common.cpu = False, True
 
 
+def refuse_jobs_in_one_process() -> None:
+    """Raise Refused under `fairseq-hydra-train -m` without a launcher of processes. fairseq keeps the best score of a
+    job for the next one, and Hydra completes a preset with the schema that the first job has registered."""
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    if hydra and hydra.mode == RunMode.MULTIRUN and hydra.launcher["_target_"].endswith(".BasicLauncher"):
+        raise Refused("fairseq-hydra-train -m: jobs need processes of their own: `tupe sweep`, or hydra/launcher=slurm")
+
+
 def split_over_processes(config: DictConfig) -> None:
     """Under Hydra, train with all processes together on the batch of a recipe, which is written for one process, split
     as `tupe` splits it. Both numbers, typed beside the recipe, are of a process, as fairseq's. config: the whole
     configuration.
 
-    Raises Refused if there is no such split; if only one of the two numbers is typed; for a batch of fewer tokens than
-    a sequence has; and for processes of torchrun that would train one by one.
+    Raises Refused if there is no such split, and if only one of the two numbers is typed.
     """
     data, processes = config.dataset, config.distributed_training.distributed_world_size
-    length = (config.get("task") or {}).get("tokens_per_sample") or 0
-    if 0 < (data.max_tokens or 0) < length:  # on which fairseq ends in an AssertionError
-        raise Refused(f"--max-tokens is {data.max_tokens}: a sequence has {length}; valid: at least {length}")
-    if processes == 1 < (others := int(os.environ.get("WORLD_SIZE", "1"))):  # at which fairseq then does not look
-        names = "--distributed-world-size, or distributed_training.distributed_world_size of Hydra"
-        raise Refused(f"each of torchrun's {others} processes would train on its own: {names}, is 1; give {others}")
     if processes == 1 or not (HydraConfig.initialized() or "job_logging_cfg" in config):  # the latter: spawned by it
         return
     words = HydraConfig.get().overrides.task if HydraConfig.initialized() else get_args().overrides
