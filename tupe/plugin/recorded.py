@@ -235,7 +235,6 @@ class FairseqRun(Run):
 
 _run = None
 _yes = None  # inside of `recorded`: whether the user said --yes
-_last_words = ""  # what the log ends with
 
 
 def active() -> FairseqRun | None:
@@ -249,7 +248,7 @@ def begin(record: Record, config: DictConfig) -> FairseqRun | None:
     config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and Refused if
     the folder holds another run.
     """
-    global _run, _last_words
+    global _run
     run = FairseqRun(record, config)
     run.lock()  # first: the other process may be about to write its last scores
     try:
@@ -269,7 +268,7 @@ def begin(record: Record, config: DictConfig) -> FairseqRun | None:
         config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
         if run.writes:
             publish_model(run.folder, config.task.data)
-            _last_words = f"{run.folder} holds the finished run already: nothing to train"
+            logger.warning(f"{run.folder} holds the finished run already: nothing to train")
             if run.earlier and run.earlier.state != "finished":  # it was killed after its last checkpoint
                 run.earlier.end()
                 run.earlier.save(run.folder)
@@ -284,12 +283,8 @@ def begin(record: Record, config: DictConfig) -> FairseqRun | None:
 
 def end(error: BaseException | None = None, status: int | None = None) -> None:
     """End this process's run, if there is one; see `Run.end`."""
-    global _last_words
     if run := active():
         run.end(error, status)
-    if _last_words:
-        logger.warning(_last_words)
-        _last_words = ""
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 the gate."""
 
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..checkpoints.gate import read_checkpoint
 from ..common.safe_load import num_updates
-from ..run.folder import PARTIAL, damage_in, written
+from ..run.folder import damage_in, written
 from .pretrained import as_checkpoint
 from .start import Refused
 
@@ -83,21 +82,10 @@ def resume_from_newest(config: DictConfig) -> None:
                 f"{last} is {wrong}: resuming from {path} ({found[path]} updates), the newest that is whole; to start "
                 "over, choose another folder or remove this one"
             )
-            _link(path, last)
+            copy(str(path), str(last))
             return
     if found or wrong != "missing":
         raise ValueError(f"{last} is {wrong}, and no other there can be loaded; move them away to start over")
-
-
-def _link(source, path):
-    """Give a checkpoint a second name, which takes no space where the file system can. Nothing writes into either."""
-    try:
-        partial = Path(f"{path}{PARTIAL}")
-        partial.unlink(missing_ok=True)
-        os.link(source, partial)
-        partial.replace(path)
-    except OSError:
-        copy(source, path)
 
 
 def _updates(path, architecture):

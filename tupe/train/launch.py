@@ -144,23 +144,18 @@ def train(settled: Settled, about: Record, data: str, processes: int, gpus: int,
             run = TrainRun(about, folder, place.rank == 0)
             run.begin(DEFAULTS, on_cpu)
             place.wait()  # the first has tidied up the folder
-            start, _ = newest(folder)
+            start, checkpoint = newest_whole(folder)
             finished = run.earlier and run.earlier.state == "finished"
             if finished and (start >= updates or run.earlier.budget == about.budget):  # even if only the model is left
                 logger.warning(f"{folder} holds the finished run already: nothing to train")
                 run.unlock()
                 return
-            try:
-                if finished and not start:
-                    raise ValueError(
-                        f"{folder} holds a finished run, but no checkpoint-N to go on from; choose another folder"
-                    )
-                if start > updates:
-                    raise ValueError(f"{folder} has {start} updates; valid: at least {start}, or another folder")
-                start, checkpoint = newest_whole(folder)
-            except ValueError:
-                run.unlock()
-                raise
+            if finished and not start:
+                raise ValueError(
+                    f"{folder} holds a finished run, but no checkpoint-N to go on from; choose another folder"
+                )
+            if start > updates:
+                raise ValueError(f"{folder} has {start} updates; valid: at least {start}, or another folder")
             run.go_on(start)
             timeout = SECONDS_WITHOUT_PROGRESS if processes > max(gpus, 1) else 0
             run.progress = Progress(updates, on_cpu, run.writes, yes, timeout, note=run.note_stall)

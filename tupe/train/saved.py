@@ -105,14 +105,10 @@ class TrainRun(Run):
         """Lock the folder, read what it holds, and tidy it up. cpu: whether it is trained there even if there is a
         GPU. Raises BlockingIOError, and ValueError for another run's folder."""
         self.lock()
-        try:
-            self.read(defaults)
-            if self.writes:
-                remove_partial(self.folder)
-                self.record.begin(device(cpu))
-        except (ValueError, OSError):
-            self.unlock()
-            raise
+        self.read(defaults)
+        if self.writes:
+            remove_partial(self.folder)
+            self.record.begin(device(cpu))
 
     def go_on(self, start: int) -> None:
         """Take over what the run has done so far. start: updates of the checkpoint that it goes on from."""
