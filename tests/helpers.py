@@ -437,9 +437,8 @@ def begin_two(folder, words, data, recipe="pretrain", overrides=()):
 
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     settled = settle(read(recipe, [*overrides, f"--save-dir={folder}", *words]), 2, gpus=0)
-    about = launch.new_record(settled, str(data), 2)
     return [
-        fork(lambda: launch.train(settled, about, str(data), 2, 0), "tupe", RANK=str(rank), LOCAL_RANK=str(rank),
+        fork(lambda: launch.train(settled, str(data), 2, 0), "tupe", RANK=str(rank), LOCAL_RANK=str(rank),
              TORCHELASTIC_RUN_ID="none", **place) for rank in range(2)
     ]  # fmt: skip
 

@@ -105,4 +105,4 @@ def test_a_training_says_little(engine, into_log, tmp_path):
     if not into_log:
         assert len(shown) <= 16 and max(map(len, shown)) <= 200
         lines = [line for line in shown if line.endswith(" left") and "on this machine" not in line]  # of progress
-        assert len(lines) == 3 and "the whole log is in" in shown[0]
+        assert len(lines) == 2 and "the whole log is in" in shown[0]

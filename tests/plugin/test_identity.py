@@ -21,7 +21,7 @@ from helpers import (
 )
 
 from tupe.cli.train import pretrain
-from tupe.plugin import worker
+from tupe.plugin import launch
 from tupe.plugin.settings import settings
 from tupe.run import record
 from tupe.run.folder import fingerprint, is_locked
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_reason(data, begun, t
     cases = [(swapped, [], "the dictionary is not the checkpoint's"), (data, ["--encoder-layers=1"], layers)]
     for text, more, reason in cases:
         with pytest.raises(ValueError, match=reason):
-            worker.train(parsed(pretrain_arguments(text, tmp_path / "new", *words, *more)))
+            launch.train(parsed(pretrain_arguments(text, tmp_path / "new", *words, *more)))
     assert not list((tmp_path / "new").glob("*.pt"))
 
 

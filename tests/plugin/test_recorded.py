@@ -13,10 +13,9 @@ from fairseq.trainer import Trainer
 from helpers import PLUGIN, fork, load, parsed, pretrain_arguments, train
 
 from tupe.checkpoints.trained import read_model
+from tupe.plugin import launch
 from tupe.plugin import recorded as life
-from tupe.plugin import worker
-from tupe.run import progress
-from tupe.run.record import begun, read, state_of
+from tupe.run.record import read, state_of
 
 ROOT = PLUGIN.parent
 
@@ -78,20 +77,12 @@ def test_a_run_that_a_limit_stops_stays_open(data, tmp_path):
     assert state_of(tmp_path) == "open" and read(tmp_path).failure is None
 
 
-def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch, caplog):
-    """It has one pass behind it then, and no run has begun. A resumed run has been asked."""
-    monkeypatch.setattr(progress, "LONG", 0)
+def test_the_time_is_said(data, tmp_path, caplog):
     caplog.set_level("INFO")
     passes = ["--batch-size=2", "--update-freq=2", "--max-update=6"]
-    with pytest.raises(ValueError, match="^6 updates would take about .* on this CPU: .*, or add --yes$"):
-        worker.train(parsed(arguments(data, tmp_path, *passes)))
-    said = [record.getMessage() for record in caplog.records]
-    assert any(line.startswith("after the first pass of 2: ") for line in said) and not begun(tmp_path)
-    assert not [record for record in caplog.records if record.name == "train_inner"]
-    caplog.clear()
-    worker.train(parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]")), yes=True)
-    assert any(record.getMessage().startswith("after 5 updates: ") for record in caplog.records)
-    worker.train(parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]", "--max-update=7")))
+    launch.train(parsed(arguments(data, tmp_path, *passes)))
+    assert sum("after 1 update: " in line or "after 5 updates: " in line for line in caplog.messages) == 2
+    launch.train(parsed(arguments(data, tmp_path, *passes, "--max-update=7")))
     assert read(tmp_path).budget == {"max_update": 7} and state_of(tmp_path) == "finished"
 
 

@@ -33,7 +33,6 @@ from tupe.cli import main
 from tupe.common.recipes import read as read_recipe
 from tupe.evaluate.loading import load_model
 from tupe.modeling_tupe import TupeForMaskedLM
-from tupe.run import progress
 from tupe.run.folder import locked
 from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, read, state_of, updates_of
 from tupe.train import pretrain
@@ -177,19 +176,6 @@ def test_a_signal_stops_before_the_next_pass_and_the_run_resumes_exactly(update,
     assert read(folder).failure["status"] == STOPPED and not (folder / "model.safetensors").exists()
     assert [ended(begin(data, path, *words)) for path in (folder, whole)] == [0, 0]
     assert same(folder, whole)
-
-
-def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch):
-    """It has one pass behind it then, and no run has begun. A resumed run has been asked."""
-    monkeypatch.setattr(progress, "LONG", 0)
-    log, words = tmp_path / "log", ["--micro-batch-size=2", "--disable-validation"]
-    assert ended(begin(data, tmp_path / "run", *words, log=log)) == REFUSED
-    said = log.read_text().splitlines()
-    assert "after the first pass of 2: " in said[-2] and "14 updates would take about" in said[-1]
-    assert said[-1].endswith(", or add --yes") and not newest(tmp_path / "run")[0]
-    assert ended(begin(data, tmp_path / "run", "--arch=bert_a_tiny", "--yes", *words, log=log)) == 0
-    assert "after 5 updates: " in log.read_text()
-    assert ended(begin(data, tmp_path / "run", "--arch=bert_a_tiny", "--max-update=15", *words)) == 0
 
 
 def killed_and_resumed(data, folder, kills, updates, words):
@@ -558,7 +544,6 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),
         (["--gpus=9"], "--gpus 9: this machine has"),
         (["--ddp-backend=fully_sharded"], "--ddp-backend fully_sharded needs"),
-        (["--wandb-project=x"], "--wandb-project needs wandb: pip install wandb"),
         (["--tensorboard-logdir", "--seed=9"], "--tensorboard-logdir: expected one argument"),
         (["--valid-subset="], "--valid-subset is ''; valid: a text"),
         (["--cooldown-updates=3"], "--cooldown-updates: valid with --lr-scheduler constant_cooldown"),
@@ -580,7 +565,7 @@ def test_a_folder_of_another_program_is_left_alone(name, data, tmp_path):
     for path in (file, own):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-    assert f"holds {name.partition('/')[0]}, which is of no run known here" in refused(data, tmp_path / "run")
+    assert f"{name.partition('/')[0]} is of no run known here" in refused(data, tmp_path / "run")
     assert file.read_text() == own.read_text() == "{}" and len(list((tmp_path / "run").rglob("*.*"))) == 2
 
 

@@ -68,7 +68,6 @@ def launcher(function: Callable) -> Callable:
     for decorator in (
         click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[--OPTION VALUE] [SECTION.KEY=VALUE] ..."),
         click.option("--dry-run", is_flag=True, help="Print what would run: a command of fairseq-train, or settings."),
-        click.option("--yes", is_flag=True, help="Train on a CPU even if that takes more than a week."),
         click.option("--allocator", help="The memory allocator to preload, or none (default: tcmalloc on CPUs)."),
         click.option("--micro-batch-size", type=positive, help="How many sequences a GPU takes at a time, at most; the "
                      "batch stays the same (default: the recipe's)."),
@@ -174,22 +173,28 @@ def check_schemes(position: str) -> None:
 
 
 def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
-    """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training."""
-    from ..data.splits import folders_of, read_symbols  # only here: numpy takes as long to import as all the rest
+    """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training, whole."""
+    from ..data.glue import check_glue, glue_name  # only here: numpy takes as long to import as all the rest
+    from ..data.splits import Split, folders_of, prefixes_of, read_symbols
 
     folders = folders_of(data)
     for folder in folders:
         check_name(folder)
-        read_symbols(folder)
+        types = len(read_symbols(folder))
+    validated = () if settings["disable_validation"] else settings["valid_subset"].split(",")
+    names = (settings["train_subset"], *validated)
     if task is not None:
         if task_key(task) not in map(task_key, there := tasks_in(folders[0])):
             raise ValueError(f"{folders[0]} has no {task}; prepared there: {', '.join(there) or 'none'}")
+        for name in names:
+            check_glue(folders[0] / glue_name(task, folders[0]), name, labelled=True)
         return
-    validated = () if settings["disable_validation"] else settings["valid_subset"].split(",")
-    for name in (settings["train_subset"], *validated):
+    for name in names:
         if not any((folders[0] / file).is_file() for file in (f"{name}.idx", name)):
             there = ", ".join(sorted(path.stem for path in folders[0].glob("*.idx"))) or "none is prepared there"
             raise ValueError(f"{folders[0]} has no split {name!r}; valid: {there}")
+        for prefix in prefixes_of(data, name):
+            Split(prefix, types)  # raises ValueError for one that is not whole
 
 
 # -------------------------------------------------------------------------------------------------------------- with it
@@ -202,7 +207,7 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
     options.run_own_files()
     import torch
 
-    from ..run.torchrun import gpus_to_use, run_torchrun, words_of_nodes
+    from ..run.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
 
     is_started, dry_run = torch.distributed.is_torchelastic_launched(), machine["dry_run"]
     gpus = gpus_to_use(machine["gpus"], machine["nodes"], machine["node_rank"], dry_run or is_started)
@@ -215,7 +220,8 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
             several = processes > 1 and engine == "fairseq"
             print(f"torchrun {shlex.join(where)} --no-python {shown}" if several else shown)
         elif processes == 1 or is_started:
-            train(machine["yes"])
+            check_environment(processes)
+            train()
         else:  # the other processes of a start that the lock refuses would end with errors of their own
             if machine["node_rank"] == 0 and is_locked(folder := settings["save_dir"]):
                 raise BlockingIOError(f"another process is training in {folder}")

@@ -1,7 +1,7 @@
 """What fairseq sees: importing this package registers models, tasks, criterions, optimizer and schedule."""
 
 from . import compat  # noqa: F401  isort: skip  (before anything that loads a checkpoint or starts Hydra)
-from . import classification, criterion, electra, masked_lm, optim, patches, schedule  # noqa: F401
+from . import classification, electra, masked_lm, optim, patches, schedule  # noqa: F401
 from .model import TupeModel
 
 patches.apply(patches.ON_IMPORT)

@@ -5,7 +5,6 @@ B batch, L length of a pair of sentences with its special tokens, K classes (1 f
 """
 
 import functools
-import logging
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -17,34 +16,29 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
-from fairseq.logging.meters import MetersDict
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II, MISSING, DictConfig
 
-from ..common.active import is_out_of_memory
+from ..checkpoints.trained import CLASSIFIER
 from ..data import examples
 from ..data.batches import Epoch
 from ..data.glue import TASKS, glue_name, read_targets, score, write_predictions
-from .criterion import count_tokens
-from .ordered import Items, OrderedTask
+from .ordered import Items
 from .pretrained import load_dictionary
 from .recorded import RecordedTask, RecordedTaskConfig
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
 class GlueConfig(RecordedTaskConfig):
     data: str = field(default=MISSING, metadata={"help": "folder that `tupe prepare glue` or `labels` wrote"})
     glue_task: str = field(default=MISSING, metadata={"help": f"{', '.join(TASKS)}, or one of `tupe prepare labels`"})
-    # Taken from other sections of the configuration; not options of their own.
-    classification_head_name: str = II("criterion.classification_head_name")
-    seed: int = II("common.seed")
+    classification_head_name: str = field(default=CLASSIFIER, metadata={"help": "what the head is called"})
+    seed: int = II("common.seed")  # taken from another section of the configuration, not an option of its own
 
 
 @register_task("glue", dataclass=GlueConfig)
-class GlueTask(OrderedTask, RecordedTask, FairseqTask):
+class GlueTask(RecordedTask, FairseqTask):
     """Classification or regression of one sentence or two; `TASKS` has everything that depends on the dataset. Every
     split is scored as a whole at the end of every epoch."""
 
@@ -53,31 +47,19 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
         self.dictionary = dictionary
         self.name = glue_name(cfg.glue_task, cfg.data)
         self.glue = TASKS[self.name]
+        self.metrics, self.layout = self.glue.metrics, self.glue.plain()
         self.targets = functools.partial(functools.cache(read_targets), Path(cfg.data, self.name))
         self.predictions = defaultdict(dict)  # split -> {number of an example: prediction} of the current validation
-        self.shortened = {}  # split -> number of examples that were cut to the model's length
-        self._updates = {}  # split -> number of updates at its last validation
 
     @classmethod
     def setup_task(cls, cfg: DictConfig, **kwargs) -> "GlueTask":
-        path = Path(cfg.data) / "dict.txt"
-        if not path.exists():
-            raise ValueError(f"not found: {path}; data must be a folder that `tupe prepare glue` or `labels` wrote")
-        return cls(cfg, load_dictionary(path))
+        return cls(cfg, load_dictionary(Path(cfg.data, "dict.txt")))
 
     @property
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
     target_dictionary = source_dictionary
-
-    @property
-    def metrics(self) -> tuple:
-        return self.glue.metrics
-
-    @property
-    def layout(self) -> dict | None:
-        return self.glue.plain()
 
     def max_positions(self) -> int:
         """The model's longest input, special tokens included."""
@@ -111,9 +93,6 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
         found = examples.Examples(Path(self.cfg.data, self.name), split, self.max_positions())
         batches = functools.partial(Epoch, len(found), self.cfg.seed) if split == "train" else found.longest_first
         self.datasets[split] = Items(found, functools.partial(collate, split), batches, int(found.sizes.max()))
-        if found.shortened:
-            self.shortened[split] = found.shortened
-            logger.warning(f"{split}: {found.shortened} of {len(found)} inputs were cut to the model's length")
 
     def state_dict(self) -> dict:
         """Into the checkpoint: what the outputs of the head stand for."""
@@ -121,15 +100,6 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
         return {**super().state_dict(), "labels": labels, "layout": self.layout}
 
     # ---- training and scores ----
-
-    def train_step(self, *args, **kwargs) -> tuple:
-        try:
-            return super().train_step(*args, **kwargs)
-        except RuntimeError as error:
-            # fairseq would skip the batch and continue, and the run would have trained less than its record says.
-            if is_out_of_memory(error):
-                raise MemoryError(str(error)) from error
-            raise
 
     @staticmethod
     def logging_outputs_can_be_summed(criterion: FairseqCriterion) -> bool:
@@ -158,25 +128,8 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
         found = score(self.metrics, [predictions[i] for i in range(len(targets))], targets)
         return {"score": found[self.metrics[0]], **found}
 
-    def post_validate(self, model: BaseFairseqModel, stats: dict, agg: MetersDict) -> None:
-        split = self._split
-        count, total = len(self.predictions[split]), len(self.dataset(split))
-        if count < total:
-            raise ValueError(f"only {count} of {total} {split!r} examples were scored: leave max_valid_steps unset")
-        # In fp16 fairseq skips every update whose gradients are not finite, so a run that has diverged would never end.
-        if not math.isfinite(stats["loss"]) or stats["num_updates"] == self._updates.get(split, 0):
-            raise FloatingPointError(f"loss {stats['loss']:g}, {stats['num_updates']} updates so far")
-        self._updates[split] = stats["num_updates"]
-        if self.run is not None:
-            self.run.record.shortened = self.shortened
-        super().post_validate(model, stats, agg)
-
     def keep_predictions(self, split: str, best: bool) -> None:
-        folder = self.run.folder / "predictions"
-        folder.mkdir(parents=True, exist_ok=True)
-        for tag in ["last"] + ["best"] * best:
-            path = folder / f"{split}_{tag}.tsv"
-            write_predictions(self.glue, self.predictions[split], self.targets(split), path)
+        write_predictions(self.glue, self.predictions[split], self.targets(split), self.run.folder, split, best)
 
 
 def collate(split: str, samples: list) -> dict:
@@ -193,25 +146,18 @@ def collate(split: str, samples: list) -> dict:
     return batch
 
 
-@dataclass
-class GlueCriterionConfig(FairseqDataclass):
-    classification_head_name: str = field(
-        default="sentence_classification_head", metadata={"help": "name of the classification head"}
-    )
-
-
-@register_criterion("glue", dataclass=GlueCriterionConfig)
+@register_criterion("glue", dataclass=FairseqDataclass)
 class GlueCriterion(FairseqCriterion):
     """Mean cross-entropy in nats, or mean squared error for a regression. The task computes the scores."""
 
-    def __init__(self, task: GlueTask, classification_head_name: str):
+    def __init__(self, task: GlueTask):
         super().__init__(task)
-        self.head = classification_head_name
+        self.head = task.cfg.classification_head_name
         self.regression = not task.glue.labels
 
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         """Returns (summed loss, number of examples, what to log)."""
-        options = {"classification_head_name": self.head, "num_tokens": count_tokens(sample)}
+        options = {"classification_head_name": self.head, "num_tokens": int(sample["ntokens"])}
         output, _ = model(**sample["net_input"], features_only=True, **options)
         output = output.float()  # [B, K]
         target = sample["target"].view(-1)
@@ -230,7 +176,3 @@ class GlueCriterion(FairseqCriterion):
         loss = sum(log.get("loss", 0) for log in logging_outputs)
         size = sum(log.get("sample_size", 0) for log in logging_outputs)
         metrics.log_scalar("loss", loss / size, size)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

@@ -19,9 +19,14 @@ from ..checkpoints.gate import read_checkpoint
 from ..common.safe_load import num_updates
 from ..run.folder import damage_in, written
 from .pretrained import as_checkpoint
-from .start import Refused
 
 logger = logging.getLogger("tupe.launch")
+
+
+class Refused(ValueError, SystemExit):
+    """A mistake of the user. As a SystemExit it is one line of fairseq's own programs, too."""
+
+    code = property(str)
 
 
 def save(state: Any, path: str, async_write: bool = False) -> None:

@@ -49,7 +49,6 @@ from ..run.folder import PARTIAL, naming, write_atomically
 from ..run.record import STOPPED, command_line
 from .saved import OPTIMIZER, STATE, WEIGHTS, TrainRun, keep, publish, put_in_place
 from .settle import Settled
-from .trackers import trackers
 
 logger = logging.getLogger("tupe.train")
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # of a model of which each process holds a part
@@ -116,6 +115,27 @@ def rate_of(recipe: Settled, updates: int) -> Callable[[int], float]:
     if recipe.lr_scheduler == "constant_cooldown":
         return partial(rates.constant, **schedule, cooldown=recipe.cooldown_updates)
     return partial(rates.polynomial, **schedule)
+
+
+def trackers(
+    recipe: Settled, run: TrainRun
+) -> list[tuple[Callable[[dict[str, float], int], object], Callable[[], object]]]:
+    """(to be called with what is logged after an update, to be called at the end) of each program that a run reports
+    to."""
+    found: list = []
+    if recipe.tensorboard_logdir:
+        from tensorboardX import SummaryWriter
+
+        writer = SummaryWriter(recipe.tensorboard_logdir, flush_secs=10)
+        found.append(
+            (lambda values, update: [writer.add_scalar(*pair, update) for pair in values.items()], writer.close)
+        )
+    if recipe.wandb_project:
+        import wandb  # type: ignore[import-not-found]
+
+        wandb.init(project=recipe.wandb_project, dir=str(run.folder), config=run.record.config)
+        found.append((lambda values, update: wandb.log(values, step=update), wandb.finish))
+    return found
 
 
 class Loop:
@@ -186,7 +206,7 @@ class Loop:
     def update(self, samples: list[dict]) -> None:
         """One update of the weights, by the batches of this process. A signal stops training before any of them."""
         stop.begin(self.done)
-        self.run.progress.begin(self.done, len(samples))
+        self.run.progress.begin(self.done)
         torch.manual_seed(self.recipe.seed + self.done)  # of dropout
         count = torch.tensor(sum(len(sample["labels"]) for sample in samples), device=self.place.device)
         count = self.place.summed(count).clamp(min=1)
@@ -200,7 +220,6 @@ class Loop:
                 loss = total / count * self.place.processes  # the wrappers take the mean over processes
                 self.scaler.scale(loss).backward()
             self.sums += torch.stack([total.detach().double(), total.new_tensor(len(sample["labels"])).double()])
-            self.run.progress.passed()
         rate = self.recipe.lr[0] * self.factor(self.done)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -260,12 +279,12 @@ class Loop:
         if math.isfinite(norm):  # else --fp16 left the update out
             values["grad_norm"] = norm
         self.tell("train", values)
-        self.run.progress.spoke()
         speed = (self.done - self.start) / max(time.monotonic() - self.began, 1e-9)
         if self.run.writes:
+            left = self.run.progress.time_left(self.done)
             logger.info(
                 f"update {self.done}/{self.updates}: loss {loss:.3f}, gradient norm {norm:.3f}, lr "
-                f"{self.rate:.4g}, {speed:.2f} updates/s, {self.run.progress.time_left(self.done)} left"
+                f"{self.rate:.4g}, {speed:.2f} updates/s{f', {left} left' if left else ''}"
             )
 
     def tell(self, kind: str, values: dict[str, float]) -> None:
@@ -283,7 +302,6 @@ class Loop:
             if self.run.writes:
                 said = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
                 logger.info(f"update {self.done}: {said} on {split!r}")
-        self.run.progress.spoke()
 
     def scores_of(self, split: str, dataset: Any) -> dict[str, float]:
         """Of a split, which the run's record gets too."""
@@ -362,9 +380,7 @@ class Loop:
         lacking = set_model_state_dict(self.wrapped, weights, options=options)
         assert not lacking.unexpected_keys, lacking
         state = load_safely(checkpoint / OPTIMIZER, mmap=True)
-        set_optimizer_state_dict(
-            self.wrapped, self.optimizer, state["optimizer"], options=StateDictOptions(full_state_dict=True)
-        )
+        set_optimizer_state_dict(self.wrapped, self.optimizer, state["optimizer"], options=WHOLE)
         self.scaler.load_state_dict(state["scaler"])
         self.log = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["log"]
         self.saved = self.done
