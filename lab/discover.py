@@ -22,12 +22,11 @@ from tupe.evaluate.extrapolate import extrapolation
 from tupe.evaluate.loading import load_model
 from tupe.evaluate.order import evaluate
 from tupe.positions import SCHEMES
-from tupe.run import record
 from tupe.run.folder import lock, unlock, write_atomically
 from tupe.sweep import runner
 
 from . import cls as attention_of_cls
-from .execute import check_data
+from .execute import check_data, clear_failure
 
 # {name: (position, [CLS])}: the ten best known, in the order of their runs.
 TEN = {
@@ -124,8 +123,7 @@ def run(data, output, jobs):
         known.update(new)
         left = [run.job(data, output) for run in new if final_loss(run.folder(output)) is None]
         for job in left:
-            if record.state_of(job.folder) == "failed":
-                record.clear_failure(job.folder)
+            clear_failure(job.folder)
         states |= runner.run(left, runner.slots(jobs), title="discover",
                              on_done=lambda job, state: evaluate_and_prune(data, job.folder, state))  # fmt: skip
     runner.exit_if_unfinished(states, "discover")

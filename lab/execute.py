@@ -86,8 +86,8 @@ def train(
         runner.check(next(iter(plan)))
     results = final_losses(output)
     for job, trial in plan.items():
-        if trial not in results and record.state_of(job.folder) == "failed":
-            record.clear_failure(job.folder)
+        if trial not in results:
+            clear_failure(job.folder)
     states = runner.run(
         list(plan), runner.slots(jobs), title=planned[0].stage,
         on_done=lambda job, state: evaluate_and_prune(data, job.folder, state, evaluate),
@@ -95,6 +95,14 @@ def train(
     results = final_losses(output)
     states = {job: "finished" if plan[job] in results else state for job, state in states.items()}
     runner.exit_if_unfinished(states, planned[0].stage)
+
+
+def clear_failure(folder: Path) -> None:
+    """Make a failed run an open one, which the next start resumes."""
+    if record.state_of(folder) == "failed":
+        run = record.read(folder)
+        run.finished_at, run.state, run.failure = None, "stopped", None
+        run.save(folder)
 
 
 def train_stage(planned: Callable[[], list[Trial]], train: Callable[[list[Trial]], None]) -> None:

@@ -27,7 +27,7 @@ from tupe.run.folder import write_atomically
 from tupe.sweep import runner
 
 from . import cls, collect, delay
-from .execute import train, train_stage
+from .execute import clear_failure, train, train_stage
 from .known import FIRST, TABLES, known_losses
 from .plan import LATER, THIRD, Trial, check_models, cooldown_of, lengths_of, trials
 
@@ -83,7 +83,7 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
         for shorter in trunks_of(trial, output)[-2:-1]:
             begin(made.folder, shorter)
         if not divergence_of(made.folder):
-            record.clear_failure(made.folder)
+            clear_failure(made.folder)
     states = runner.run([*trunks.values()], runner.slots(jobs), title="trunks") if trunks else {}
     for trial, made in trunks.items():
         if states[made] == "finished":

@@ -263,6 +263,7 @@ def train(arguments, on_step=lambda samples: None):
         mock.patch.object(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1),
         mock.patch.object(torch.utils.data._utils.worker, "MP_STATUS_CHECK_INTERVAL", 0.1),
     ]
+    forget_earlier_scores()
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
@@ -277,6 +278,15 @@ def train(arguments, on_step=lambda samples: None):
         if config.dataset.num_workers:  # which end when their loader is collected
             gc.collect()
     return losses
+
+
+def forget_earlier_scores():
+    """Delete the best score, which fairseq keeps as an attribute of functions for the next run of a process."""
+    from fairseq import checkpoint_utils
+    from fairseq_cli.train import should_stop_early
+
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    vars(should_stop_early).clear()
 
 
 def compose(recipe, overrides=()):
@@ -318,6 +328,7 @@ def train_recipe(config, *overrides):
     add_defaults(cfg)
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True, enum_to_str=True))
     OmegaConf.set_struct(cfg, True)
+    forget_earlier_scores()
     with recorded():
         main(cfg)
     return cfg
@@ -426,9 +437,8 @@ def begin_two(folder, words, data, recipe="pretrain", overrides=()):
 
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     settled = settle(read(recipe, [*overrides, f"--save-dir={folder}", *words]), 2, gpus=0)
-    about = launch.new_record(settled, str(data), 2)
     return [
-        fork(lambda: launch.train(settled, about, str(data), 2, 0), "tupe", RANK=str(rank), LOCAL_RANK=str(rank),
+        fork(lambda: launch.train(settled, str(data), 2, 0), "tupe", RANK=str(rank), LOCAL_RANK=str(rank),
              TORCHELASTIC_RUN_ID="none", **place) for rank in range(2)
     ]  # fmt: skip
 

@@ -10,7 +10,7 @@ from tupe.cli import main
 from tupe.cli.train import SET_BY_COMMAND
 from tupe.common.recipes import read
 from tupe.config import APART, CHANGES, FINETUNE, OPTIONS, PAIR, PRETRAIN, may_change
-from tupe.plugin import worker
+from tupe.plugin import launch
 from tupe.plugin.launch import training_options, words_of
 from tupe.plugin.settings import configuration, settings
 from tupe.train.settle import settle
@@ -117,7 +117,7 @@ def test_any_nonsense_for_any_number_is_one_line(word):
     ],
 )  # fmt: skip
 def test_a_value_without_meaning_is_refused_before_anything_is_written(words, message, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(worker, "train", lambda config, yes: pytest.fail(str(config)))
+    monkeypatch.setattr(launch, "train", lambda config: pytest.fail(str(config)))
     monkeypatch.chdir(tmp_path)
     words = ["pretrain", f"--data={data}", "--output=run", "--gpus=0", "--allocator=none", *words]
     done = CliRunner().invoke(main, words, prog_name="tupe")

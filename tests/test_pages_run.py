@@ -40,7 +40,6 @@ ELSEWHERE = {
     "--task reviews ": "the same",
     "tupe report ": "tests/sweep/test_report.py",
     "constant_cooldown": "tests/plugin/test_schedule.py: a cool-down of two updates is none",
-    "--restore-file": "a part of a command",
     "fairseq-train data --task masked_lm": "the same",
     "--onnx": "tests/checkpoints/test_export.py: needs three more packages",
     "...": "the same",

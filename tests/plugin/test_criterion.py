@@ -12,7 +12,7 @@ from helpers import Waits
 
 from tupe.data.glue import TASKS
 from tupe.plugin.classification import GlueCriterion
-from tupe.plugin.criterion import ChunkedMaskedLmLoss
+from tupe.plugin.masked_lm import ChunkedMaskedLmLoss
 
 DICTIONARY = Dictionary()
 for i in range(50):
@@ -143,6 +143,6 @@ def test_fine_tuning_waits_for_nothing():
     net, batch = model(attention="sdpa"), sample(0.3, 5)
     net.register_classification_head("head", num_classes=2)
     with Waits() as waits:
-        glue = GlueCriterion(SimpleNamespace(glue=TASKS["MRPC"]), "head")
+        glue = GlueCriterion(SimpleNamespace(glue=TASKS["MRPC"], cfg=SimpleNamespace(classification_head_name="head")))
         glue(net, {**batch, "target": torch.ones(3, dtype=torch.long)})[0].backward()
     assert waits.operations == []

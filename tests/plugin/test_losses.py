@@ -44,7 +44,7 @@ def test_the_other_optimizer_continues_a_run_in_half_precision(precision, data, 
     steps = ["--fp16-no-flatten-grads", "--num-workers=0", "--max-update=4"]  # flat ones want a GPU
     steps += ["--save-interval-updates=2", "--keep-interval-updates=-1"]
     losses = train([*pretrain_arguments(data, first, *steps, "--optimizer=adam"), precision])
-    resume = [f"--restore-file={first}/checkpoint_1_2.pt", "--optimizer=adamw_fused", "--no-save"]
+    resume = [f"--continue-once={first}/checkpoint_1_2.pt", "--optimizer=adamw_fused", "--no-save"]
     arguments = [*pretrain_arguments(data, second, *steps, *resume), precision]
     if precision == "--fp16":
         torch.testing.assert_close(torch.tensor(train(arguments)), torch.tensor(losses[2:]), rtol=1e-3, atol=0)

@@ -246,7 +246,7 @@ def test_training_with_learned_frequencies_resumes_exactly(tmp_path):
         return train(pretrain_arguments(data, tmp_path / folder, *words, arch="bert_a_tiny"))
 
     whole = run("whole", LEARNED, "--save-interval-updates=2", "--keep-interval-updates=-1")
-    resumed = run("resumed", LEARNED, f"--restore-file={tmp_path}/whole/checkpoint_1_2.pt")
+    resumed = run("resumed", LEARNED, f"--continue-once={tmp_path}/whole/checkpoint_1_2.pt")
     assert resumed == whole[2:]
     run("plain", "absolute")
     states = [load(tmp_path / folder / "checkpoint_last.pt")["last_optimizer_state"] for folder in ("resumed", "plain")]

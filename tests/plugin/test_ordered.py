@@ -79,10 +79,10 @@ def test_a_position_that_is_none_of_this_order_is_refused(folder):
     stopped = iterator_of(task, 3, 1, 0)
     next(stopped.next_epoch_itr())
     state = stopped.state_dict()
-    with pytest.raises(ValueError, match="after 3 sequences of an epoch; 2 processes with batches of 4 cannot"):
+    with pytest.raises(ValueError, match="after 3 of .* sequences: 2 processes with batches of 4 of .* cannot"):
         iterator_of(task, 4, 2, 0).load_state_dict(state)
     for wrong in ({**state, "count": 7}, {name: value for name, value in state.items() if name != "count"}):
-        with pytest.raises(ValueError, match="of other data, .* or in the order of another version"):
+        with pytest.raises(ValueError, match="cannot go on"):
             iterator_of(task, 3, 1, 0).load_state_dict(wrong)
     iterator_of(task, 4, 2, 0).load_state_dict({"epoch": 2, "iterations_in_epoch": 0, "version": 2})  # a new epoch
 
@@ -112,8 +112,8 @@ def test_nothing_is_stored_for_a_batch():
     epoch = iterator.next_epoch_itr()
     assert epoch.n == 100_000 and len(epoch) == 250_000
     assert [item for _, item in next(epoch)] == Epoch(10**9, 1, 4, 1)[100_000 * 1000 + 999]
-    share = Share.of(range(10), 3, 4)
-    assert list(share) == [3, 7, []] and list(share[1:]) == [7, []] and len(Share.of(range(8), 1, 4)) == 2
+    share = Share(range(10), range(3, 15, 4))
+    assert list(share) == [3, 7, []] and list(share[1:]) == [7, []]
 
 
 def test_items_alone_have_the_masks_of_held_out_text(folder):

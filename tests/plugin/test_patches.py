@@ -4,13 +4,14 @@ import ast
 import inspect
 import pkgutil
 from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import utils
 from helpers import PLUGIN, ended, fork
 
-from tupe.plugin import patches, worker  # noqa: F401  (the second: `tupe` is about to train)
+from tupe.plugin import launch, patches, steps  # noqa: F401  (the first: `tupe` is about to train)
 from tupe.plugin.patches import BY_TUPE, ON_IMPORT, PATCHES
 
 
@@ -90,7 +91,8 @@ def test_only_the_table_replaces_anything():
 @pytest.mark.parametrize("samples, kept", [([1, {}], [1]), ([1, 2], [1, 2]), ([{}, {}], [{}]), ([None], [None])])
 def test_empty_batches_are_left_out_unless_there_is_no_other(samples, kept):
     seen = []
-    patches.without_empty_batches(None, samples, original=lambda trainer, given: seen.append(given))
+    trainer = SimpleNamespace(get_num_updates=lambda: 0, is_fsdp=False)
+    steps.train_step(trainer, samples, original=lambda trainer, given, raise_oom: seen.append(list(given)))
     assert seen == [kept]
 
 

@@ -13,8 +13,8 @@ from fairseq.trainer import Trainer
 from helpers import PLUGIN, fork, load, parsed, pretrain_arguments, train
 
 from tupe.checkpoints.trained import read_model
+from tupe.plugin import launch
 from tupe.plugin import recorded as life
-from tupe.plugin import worker
 from tupe.run import progress
 from tupe.run.record import begun, read, state_of
 
@@ -45,11 +45,11 @@ def test_a_run_from_scratch_is_recorded(finished):
     assert round(run.scores[-1]["loss"], 3) == saved != run.scores[-1]["loss"]
 
 
-def test_a_finished_run_is_left_alone_and_says_so_last(data, finished, caplog):
+def test_a_finished_run_is_left_alone_and_says_so(data, finished, caplog):
     folder, _ = finished
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "lock"}
     assert train(arguments(data, folder, "--validate-interval-updates=2")) == []
-    assert caplog.messages[-1] == f"{folder} holds the finished run already: nothing to train"
+    assert f"{folder} holds the finished run already: nothing to train" in caplog.messages
     assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "lock"}
 
 
@@ -78,40 +78,20 @@ def test_a_run_that_a_limit_stops_stays_open(data, tmp_path):
     assert state_of(tmp_path) == "open" and read(tmp_path).failure is None
 
 
-def test_a_run_does_not_compare_itself_with_the_one_before(data, finished, tmp_path):
-    """fairseq keeps the best loss as long as the process lives: this worse run would write no checkpoint_best.pt."""
-    train(arguments(data, tmp_path, "--lr=[1e-9]"))
-    best = [load(folder / "checkpoint_best.pt")["extra_state"]["best"] for folder in (finished[0], tmp_path)]
-    assert best[0] < best[1]
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--patience=2"], "patience: a run is as long as"),
-        (["--max-update=0", "--max-epoch=3", "--total-num-update=9", "--save-interval=2"], "save_interval=2: the last"),
-    ],
-)
-def test_a_run_whose_end_would_not_be_saved_is_refused(words, message, data, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        train(pretrain_arguments(data, tmp_path, *words))
-    assert not (tmp_path / "record.json").exists()
-
-
 def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch, caplog):
     """It has one pass behind it then, and no run has begun. A resumed run has been asked."""
     monkeypatch.setattr(progress, "LONG", 0)
     caplog.set_level("INFO")
     passes = ["--batch-size=2", "--update-freq=2", "--max-update=6"]
     with pytest.raises(ValueError, match="^6 updates would take about .* on this CPU: .*, or add --yes$"):
-        worker.train(parsed(arguments(data, tmp_path, *passes)))
+        launch.train(parsed(arguments(data, tmp_path, *passes)))
     said = [record.getMessage() for record in caplog.records]
     assert any(line.startswith("after the first pass of 2: ") for line in said) and not begun(tmp_path)
     assert not [record for record in caplog.records if record.name == "train_inner"]
     caplog.clear()
-    worker.train(parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]")), yes=True)
+    launch.train(parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]")), yes=True)
     assert any(record.getMessage().startswith("after 5 updates: ") for record in caplog.records)
-    worker.train(parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]", "--max-update=7")))
+    launch.train(parsed(arguments(data, tmp_path, *passes, "--lr=[0.001]", "--max-update=7")))
     assert read(tmp_path).budget == {"max_update": 7} and state_of(tmp_path) == "finished"
 
 

@@ -53,17 +53,19 @@ def test_resuming_is_exact(data, full_run, tmp_path, done):
         assert train(pretrain_arguments(data, tmp_path, *stop)) == losses[:EPOCH]
         restore = []
     else:
-        restore = [f"--restore-file={save_dir}/checkpoint_{1 + done // EPOCH}_{done}.pt"]
+        restore = [f"--continue-once={save_dir}/checkpoint_{1 + done // EPOCH}_{done}.pt"]
     assert train(pretrain_arguments(data, tmp_path, *restore)) == losses[done:]
 
 
 @pytest.mark.thorough
 def test_a_run_that_began_with_a_file_goes_on_from_its_own_checkpoints(data, full_run, tmp_path):
-    words = [f"--restore-file={full_run[0]}/checkpoint_1_4.pt", "--num-workers=0"]
+    words = [f"--continue-once={full_run[0]}/checkpoint_1_4.pt", "--num-workers=0"]
     short = ["--max-update=6", "--total-num-update=14"]
     assert train(pretrain_arguments(data, tmp_path, *words, *short)) == full_run[1][4:6]
     assert train(pretrain_arguments(data, tmp_path, *words)) == full_run[1][6:]
     assert train(pretrain_arguments(data, tmp_path, *words)) == []
+    with pytest.raises(ValueError, match="checkpoint.continue_once .*checkpoint_1_4.pt there, none here"):
+        train(pretrain_arguments(data, tmp_path, words[1], "--max-update=15"))
 
 
 def masks_of_epochs(data, save_dir, *more):
@@ -119,14 +121,14 @@ def test_fairseqs_own_task_resumes_exactly_at_a_border_and_within_an_epoch(data,
 
 
 def test_other_batches_go_on_at_the_same_place(data, full_run, tmp_path):
-    seen, restore = [], f"--restore-file={full_run[0]}/checkpoint_1_4.pt"
+    seen, restore = [], f"--continue-once={full_run[0]}/checkpoint_1_4.pt"
     more = [restore, "--batch-size=2", "--max-update=6", "--num-workers=0"]
     train(pretrain_arguments(data, tmp_path / "here", *more), lambda batches: seen.extend(batches))
     count = len(Blocks(data / "train", 24, read_symbols(data)))
     expected = [Epoch(count, 1, 2, 1)[number] for number in (8, 9)]
     assert [[(1, i) for i in batch["id"].tolist()] for batch in seen] == expected
     more = [restore, "--tokens-per-sample=20", "--max-positions=24", "--num-workers=0"]
-    with pytest.raises(ValueError, match="the position in the data is lost"):
+    with pytest.raises(ValueError, match="cannot go on. Resume with the old"):
         train(pretrain_arguments(data, tmp_path / "other", *more))
     more += ["--reset-dataloader", "--max-update=5"]
     assert len(train(pretrain_arguments(data, tmp_path / "anew", *more))) == 1
@@ -145,7 +147,7 @@ def test_damaged_last_checkpoint(data, full_run, tmp_path, caplog):
     assert f"checkpoint_last.pt is damaged (File is not a zip file): {newest}" in caplog.text
     for path in tmp_path.glob("*.pt"):
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="no other checkpoint there can be loaded"):
+    with pytest.raises(ValueError, match="no other there can be loaded"):
         train(arguments)
 
 
@@ -153,7 +155,6 @@ MISSING_LAST = {  # {file: that of the whole run with its content}, more words, 
     "best": ({"checkpoint_1_4": "1_4", "checkpoint_best": "1_8"}, [], 8),
     "end of an epoch": ({"checkpoint1": "1_8", "checkpoint_1_4": "1_4", "checkpoint_average": "2_12"}, [], 8),
     "nothing saved": ({"checkpoint_1_4": "1_4"}, ["--no-save"], 0),
-    "a file to restore": ({"checkpoint_1_8": "1_8"}, ["--restore-file={}/checkpoint_1_4.pt"], 4),
 }
 
 
@@ -163,30 +164,23 @@ def test_a_missing_last_checkpoint_is_that_of_the_newest(data, full_run, tmp_pat
     (save_dir, losses), (files, words, done) = full_run, MISSING_LAST[case]
     for name, source in files.items():
         shutil.copy(save_dir / f"checkpoint_{source}.pt", tmp_path / f"{name}.pt")
-    words = ["--num-workers=0", *(word.format(save_dir) for word in words)]
+    words = ["--num-workers=0", *words]
     with caplog.at_level(logging.WARNING):
         assert train(pretrain_arguments(data, tmp_path, *words)) == losses[done:]
     assert ("is missing: resuming from" in caplog.text) == (case in list(MISSING_LAST)[:2])
     assert (tmp_path / "checkpoint_last.pt").exists() == (case != "nothing saved")
 
 
-def test_a_checkpoint_without_the_optimizer_starts_nothing(data, full_run, tmp_path, caplog):
-    state = load(full_run[0] / "checkpoint_1_8.pt")
-    torch.save({**state, "last_optimizer_state": None}, tmp_path / "checkpoint_best.pt")
-    with caplog.at_level(logging.WARNING):
-        short = ["--max-update=1", "--no-epoch-checkpoints", "--num-workers=0"]
-        assert len(train(pretrain_arguments(data, tmp_path, *short))) == 1
-    assert "no checkpoint there has the optimizer's state: the run starts over" in caplog.text
-
-
-def test_a_checkpoint_to_restore_that_is_missing_is_refused(data, tmp_path):
-    restore = f"checkpoint.restore_file={tmp_path}/none.pt"
-    words = [f"--data={data}", f"--output={tmp_path / 'run'}", restore, "--gpus=0"]
+def test_a_checkpoint_to_begin_with_that_is_missing_is_refused(data, tmp_path):
+    begin = f"checkpoint.continue_once={tmp_path}/none.pt"
+    words = [f"--data={data}", f"--output={tmp_path / 'run'}", begin, "--gpus=0"]
     result = CliRunner().invoke(pretrain, words)
     assert result.exit_code == 2 and not (tmp_path / "run").exists()
-    assert f"--restore-file {tmp_path}/none.pt: no such file" in result.stderr and result.stderr.count("\n") == 1
+    assert f"{begin}: no such file" in result.stderr and result.stderr.count("\n") == 1
     arguments = pretrain_arguments(data, tmp_path)
-    with pytest.raises(ValueError, match="--restore-file .*no such file"):  # through fairseq-train
+    with pytest.raises(ValueError, match="continue_once.*no such file"):  # through fairseq-train
+        train([*arguments, f"--continue-once={tmp_path}/none.pt"])
+    with pytest.raises(ValueError, match="give checkpoint.continue_once=FILE"):
         train([*arguments, f"--restore-file={tmp_path}/none.pt"])
 
 

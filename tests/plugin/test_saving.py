@@ -7,7 +7,7 @@ import shutil
 import pytest
 from helpers import file_system, load, parsed, pretrain_arguments, train
 
-from tupe.plugin import saving, worker
+from tupe.plugin import launch, saving
 from tupe.plugin.masked_lm import TupeMaskedLMTask
 from tupe.run.folder import damage_in, write_atomically
 from tupe.run.record import read, state_of
@@ -81,6 +81,6 @@ def test_a_full_disk_is_one_line_wherever_it_is_noticed(data, tmp_path, monkeypa
     monkeypatch.setattr(TupeMaskedLMTask, "keep_predictions", full)
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/scores'") as caught:
         words = pretrain_arguments(data, tmp_path / "run", "--num-workers=0", "--max-update=2")
-        worker.train(parsed(words))
+        launch.train(parsed(words))
     assert caught.value.errno == errno.ENOSPC and "Traceback" not in "".join(capfd.readouterr())
     assert state_of(tmp_path / "run") == "failed" and "No space left" in read(tmp_path / "run").failure["reason"]

@@ -76,7 +76,7 @@ def test_a_branch_is_the_shorter_run(tmp_path):
 
     _, trunk = run("long", 8)
     whole, weights = run("short", 5)
-    branch, branched = run("branch", 5, f"--restore-file={tmp_path}/long/checkpoint_1_3.pt")
+    branch, branched = run("branch", 5, f"--continue-once={tmp_path}/long/checkpoint_1_3.pt")
     assert branch == whole[3:]
     assert all(torch.equal(weights[key], branched[key]) for key in weights)
     assert any(not torch.equal(weights[key], trunk[key]) for key in weights)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tupe.encoder import Encoder
-from tupe.plugin.state import EncoderWithSettings, unpack_settings
+from tupe.plugin.model import EncoderWithSettings, unpack_settings
 from tupe.schemes import SCHEMES
 
 

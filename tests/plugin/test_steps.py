@@ -14,7 +14,7 @@ from fairseq.trainer import Trainer
 from helpers import fork, load, parsed, pretrain_arguments, train
 
 from tupe.common.options import Refusal
-from tupe.plugin import worker
+from tupe.plugin import launch
 from tupe.plugin.masked_lm import TupeMaskedLMTask
 from tupe.run.record import DIVERGED, STALLED, STOPPED, read, state_of
 from tupe.run.stop import SIGNALS, is_at
@@ -108,7 +108,7 @@ def arguments(data, folder, *more):
 
 def test_a_run_that_diverges_has_its_own_status(data, tmp_path):
     with pytest.raises(Refusal, match="training failed: FloatingPointError: ") as refusal:
-        worker.train(parsed([*arguments(data, tmp_path), "--lr=[1e38]"]))  # which `tupe` refuses
+        launch.train(parsed([*arguments(data, tmp_path), "--lr=[1e38]"]))  # which `tupe` refuses
     assert refusal.value.exit_code == DIVERGED and state_of(tmp_path) == "failed"
     failure = read(tmp_path).failure
     assert failure["status"] == DIVERGED and failure["reason"].startswith("diverged: ")
@@ -117,7 +117,7 @@ def test_a_run_that_diverges_has_its_own_status(data, tmp_path):
 def test_a_process_that_hangs_ends_itself(data, tmp_path):
     def run():
         with mock.patch.object(Trainer, "_reduce_and_log_stats", lambda *args: time.sleep(600)):
-            worker.train(parsed(arguments(data, tmp_path, "--heartbeat-timeout=1")))
+            launch.train(parsed(arguments(data, tmp_path, "--heartbeat-timeout=1")))
 
     process = fork(run, "tupe")
     process.join()
@@ -127,7 +127,7 @@ def test_a_process_that_hangs_ends_itself(data, tmp_path):
 
 def test_progress_lines_without_a_terminal_show_the_time_left(data, tmp_path, caplog, capfd):
     with caplog.at_level(logging.INFO):
-        worker.train(parsed(arguments(data, tmp_path, "--log-format=tqdm")))
+        launch.train(parsed(arguments(data, tmp_path, "--log-format=tqdm")))
     lines = [record.getMessage() for record in caplog.records if record.name == "train_inner"]
     assert len(lines) == 8 and all(re.search(r", left=0:00:\d\d", line) for line in lines[1:])
     written = capfd.readouterr()

@@ -607,7 +607,6 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),
         (["--gpus=9"], "--gpus 9: this machine has"),
         (["--ddp-backend=fully_sharded"], "--ddp-backend fully_sharded needs"),
-        (["--wandb-project=x"], "--wandb-project needs wandb: pip install wandb"),
         (["--tensorboard-logdir", "--seed=9"], "--tensorboard-logdir: expected one argument"),
         (["--valid-subset="], "--valid-subset is ''; valid: a text"),
         (["--cooldown-updates=3"], "--cooldown-updates: valid with --lr-scheduler constant_cooldown"),
@@ -629,7 +628,7 @@ def test_a_folder_of_another_program_is_left_alone(name, data, tmp_path):
     for path in (file, own):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
-    assert f"holds {name.partition('/')[0]}, which is of no run known here" in refused(data, tmp_path / "run")
+    assert f"{name.partition('/')[0]} is of no run known here" in refused(data, tmp_path / "run")
     assert file.read_text() == own.read_text() == "{}" and len(list((tmp_path / "run").rglob("*.*"))) == 2
 
 

@@ -28,7 +28,7 @@ GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})
 ENGINES = {"fairseq": "plugin", "torch": "train"}  # where they are
 ENGINE = options.OneOf(list(ENGINES), dict.fromkeys(config.TORCH, "torch"))
 FURTHER = """They win over the recipe, configs/RECIPE.yaml. Any value of the recipe and any other setting of fairseq is
-given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.restore_file=FILE."""
+given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.continue_once=FILE."""
 SET_BY_COMMAND = {  # of a training's options, by these of the command
     PRETRAIN: {"save_dir": "--output"},
     FINETUNE: {"save_dir": "--output", "finetune_from_model": "--checkpoint", "glue_task": "--task"},
@@ -109,7 +109,7 @@ def pretrain(data, output, recipe, preset, arch, engine, words, **machine):
     chosen += [f"--arch={arch}"] if arch is not None else []
     settings = settings_of(recipe, chosen, words, {"checkpoint.save_dir": output, "task.data": data})
     if not machine["dry_run"]:
-        check_data(data)
+        check_data(data, settings)
     start(settings, data, machine, engine)
 
 
@@ -131,7 +131,7 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
         values["task.glue_task"] = next(each for each in own if task_key(each) == name)
     settings = settings_of("finetune", [chosen], words, values)
     if not machine["dry_run"]:
-        check_data(data)
+        check_data(data, settings, task)
     start(settings, data, machine, engine)
 
 
@@ -158,12 +158,28 @@ def check_schemes(position: str) -> None:
             raise ValueError(unknown_scheme(name, position, known, "one of your own also needs --position-file FILE"))
 
 
-def check_data(data: Path) -> None:
-    """Raise ValueError for a folder that holds no prepared data."""
-    from ..data.splits import folders_of, read_symbols  # only here: numpy takes as long to import as all the rest
+def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
+    """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training, whole."""
+    from ..data.glue import check_glue, glue_name  # only here: numpy takes as long to import as all the rest
+    from ..data.splits import Split, folders_of, prefixes_of, read_symbols
 
-    for folder in folders_of(data):
-        read_symbols(folder)
+    folders = folders_of(data)
+    for folder in folders:
+        types = len(read_symbols(folder))
+    validated = () if settings["disable_validation"] else settings["valid_subset"].split(",")
+    names = (settings["train_subset"], *validated)
+    if task is not None:
+        if task_key(task) not in map(task_key, there := tasks_in(folders[0])):
+            raise ValueError(f"{folders[0]} has no {task}; prepared there: {', '.join(there) or 'none'}")
+        for name in names:
+            check_glue(folders[0] / glue_name(task, folders[0]), name, labelled=True)
+        return
+    for name in names:
+        if not any((folders[0] / file).is_file() for file in (f"{name}.idx", name)):
+            there = ", ".join(sorted(path.stem for path in folders[0].glob("*.idx"))) or "none is prepared there"
+            raise ValueError(f"{folders[0]} has no split {name!r}; valid: {there}")
+        for prefix in prefixes_of(data, name):
+            Split(prefix, types)  # raises ValueError for one that is not whole
 
 
 def use_allocator() -> None:
@@ -201,7 +217,7 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
     options.run_own_files()
     import torch
 
-    from ..run.torchrun import gpus_to_use, run_torchrun, words_of_nodes
+    from ..run.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
 
     is_started, dry_run = torch.distributed.is_torchelastic_launched(), machine["dry_run"]
     gpus = gpus_to_use(machine["gpus"], machine["nodes"], machine["node_rank"], dry_run or is_started)
@@ -214,6 +230,7 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
             several = processes > 1 and engine == "fairseq"
             print(f"torchrun {shlex.join(where)} --no-python {shown}" if several else shown)
         elif processes == 1 or is_started:
+            check_environment(processes)
             train(machine["yes"])
         else:  # the other processes of a start that the lock refuses would end with errors of their own
             if machine["node_rank"] == 0 and is_locked(folder := settings["save_dir"]):

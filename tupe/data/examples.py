@@ -3,6 +3,7 @@
 B batch, L length of its longest example.
 """
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from .blocks import BOS, EOS, PAD
 from .glue import check_glue, lengths, read_targets
 from .masks import UNMASKED
 from .splits import Split
+
+logger = logging.getLogger(__name__)
 
 
 class Examples:
@@ -30,6 +33,8 @@ class Examples:
         self.targets = read_targets(folder, split)
         self.keep, self.shortened = lengths([text.sizes - 1 for text in self.texts], limit)  # each ends in </s>
         self.sizes = self.keep.sum(axis=1) + 2 * len(self.texts)
+        if self.shortened:
+            logger.warning(f"{split}: {self.shortened} of {len(self)} inputs were cut to the model's length")
 
     def __len__(self):
         return len(self.keep)

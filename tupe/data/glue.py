@@ -171,12 +171,18 @@ def lengths(sizes: Sequence, limit: int) -> tuple[np.ndarray, int]:
     return np.stack([keep, np.minimum(b, room - keep)], axis=1)[:, : len(sizes)], int((a + b > room).sum())
 
 
-def write_predictions(glue: Glue, predictions: Mapping, targets: Sequence, path: str | Path) -> None:
-    """Tab-separated: row number in the official file (without dropped rows), prediction, target, both as the official
-    file has them. predictions: of each row."""
+def write_predictions(
+    glue: Glue, predictions: Mapping, targets: Sequence, run: Path, split: str, best: bool
+) -> None:  # fmt: skip
+    """Write predictions/SPLIT_last.tsv into a run's folder, and SPLIT_best.tsv if its scores are the best so far.
+    Tab-separated: row number in the official file (without dropped rows), prediction, target, both as the official file
+    has them. predictions: of each row."""
     text = glue.labels.__getitem__ if glue.labels else lambda value: f"{glue.answer(value):.9g}"
     rows = [f"{i}\t{text(predictions[i])}\t{text(target)}\n" for i, target in enumerate(targets)]
-    write_atomically(path, "".join(["index\tprediction\ttarget\n", *rows]))
+    folder = run / "predictions"
+    folder.mkdir(parents=True, exist_ok=True)
+    for tag in ["last"] + ["best"] * best:
+        write_atomically(folder / f"{split}_{tag}.tsv", "".join(["index\tprediction\ttarget\n", *rows]))
 
 
 # ------------------------------------------------------------------------------------------------------------ scores

@@ -3,10 +3,13 @@
 B batch, L sequence length, V vocabulary.
 """
 
+from pathlib import Path
+
 import numpy as np
 
 from ..text import MASK, TextEncoder
 from .blocks import Blocks
+from .splits import prefixes_of
 
 IGNORED = -100
 UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing is predicted
@@ -66,3 +69,11 @@ class MaskedBlocks:
             return none, spared
         stays = rng.random(len(masked)) < self.leave_unmasked_prob / both
         return spared & stays, spared & ~stays
+
+
+def masked_blocks(data: str | Path, split: str, length: int, symbols: list[str], seed: int, **shares) -> MaskedBlocks:
+    """Those of a split. data: as `folders_of` reads it. Raises ValueError for so little text that nothing is masked."""
+    masked = MaskedBlocks(Blocks(prefixes_of(data, split), length, symbols), symbols, seed, **shares)
+    if not any((masked[1, i][1] != IGNORED).any() for i in range(len(masked))):  # as a rule, the first one has some
+        raise ValueError(f"{data}: {split!r} has too little text: none of its tokens is masked")
+    return masked

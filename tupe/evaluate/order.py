@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from ..common.options import QuietCommand, output, seed

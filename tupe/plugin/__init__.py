@@ -1,10 +1,9 @@
 """What fairseq sees: importing this package registers models, tasks, criterions, optimizer and schedule."""
 
-from . import compat  # isort: skip  (before anything that loads a checkpoint or starts Hydra)
-from . import classification, criterion, electra, masked_lm, optim, patches, schedule  # noqa: F401
+from . import compat  # noqa: F401  isort: skip  (before anything that loads a checkpoint or starts Hydra)
+from . import classification, electra, masked_lm, optim, patches, schedule  # noqa: F401
 from .model import TupeModel
 
-compat.drop_schemas()
 patches.apply(patches.ON_IMPORT)
 
 __all__ = ["TupeModel"]

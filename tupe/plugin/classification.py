@@ -5,7 +5,6 @@ B batch, L length of a pair of sentences with its special tokens, K classes (1 f
 """
 
 import functools
-import logging
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -17,72 +16,50 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
-from fairseq.logging.meters import MetersDict
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import FairseqTask, register_task
-from omegaconf import II, MISSING, DictConfig, OmegaConf
+from omegaconf import II, MISSING, DictConfig
 
-from ..common.active import is_out_of_memory
-from ..common.options import shorten_list
+from ..checkpoints.trained import CLASSIFIER
 from ..data import examples
 from ..data.batches import Epoch
-from ..data.glue import TASKS, glue_name, own_task, read_targets, score, write_predictions
-from .criterion import count_tokens
-from .ordered import Items, OrderedTask
+from ..data.glue import TASKS, glue_name, read_targets, score, write_predictions
+from .ordered import Items
 from .pretrained import load_dictionary
 from .recorded import RecordedTask, RecordedTaskConfig
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
 class GlueConfig(RecordedTaskConfig):
     data: str = field(default=MISSING, metadata={"help": "folder that `tupe prepare glue` or `labels` wrote"})
     glue_task: str = field(default=MISSING, metadata={"help": f"{', '.join(TASKS)}, or one of `tupe prepare labels`"})
-    # Taken from other sections of the configuration; not options of their own.
-    classification_head_name: str = II("criterion.classification_head_name")
-    seed: int = II("common.seed")
+    classification_head_name: str = field(default=CLASSIFIER, metadata={"help": "what the head is called"})
+    seed: int = II("common.seed")  # taken from another section of the configuration, not an option of its own
 
 
 @register_task("glue", dataclass=GlueConfig)
-class GlueTask(OrderedTask, RecordedTask, FairseqTask):
+class GlueTask(RecordedTask, FairseqTask):
     """Classification or regression of one sentence or two; `TASKS` has everything that depends on the dataset. Every
     split is scored as a whole at the end of every epoch."""
 
     def __init__(self, cfg: DictConfig, dictionary: Dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
-        self.name, self.glue = cfg.glue_task, None
-        try:
-            self.name = glue_name(cfg.glue_task, cfg.data)
-            self.glue = TASKS[self.name]
-        except ValueError as error:  # a checkpoint says what it is: `load_state_dict`
-            self.unknown = error
+        self.name = glue_name(cfg.glue_task, cfg.data)
+        self.glue = TASKS[self.name]
+        self.metrics, self.layout = self.glue.metrics, self.glue.plain()
         self.targets = functools.partial(functools.cache(read_targets), Path(cfg.data, self.name))
         self.predictions = defaultdict(dict)  # split -> {number of an example: prediction} of the current validation
-        self.shortened = {}  # split -> number of examples that were cut to the model's length
-        self._updates = {}  # split -> number of updates at its last validation
 
     @classmethod
     def setup_task(cls, cfg: DictConfig, **kwargs) -> "GlueTask":
-        path = Path(cfg.data) / "dict.txt"
-        if not path.exists():
-            raise ValueError(f"not found: {path}; data must be a folder that `tupe prepare glue` or `labels` wrote")
-        return cls(cfg, load_dictionary(path))
+        return cls(cfg, load_dictionary(Path(cfg.data, "dict.txt")))
 
     @property
     def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
     target_dictionary = source_dictionary
-
-    @property
-    def metrics(self) -> tuple:
-        return self.glue.metrics
-
-    @property
-    def layout(self) -> dict | None:
-        return self.glue.plain()
 
     def max_positions(self) -> int:
         """The model's longest input, special tokens included."""
@@ -91,8 +68,6 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
     # ---- what training begins with ----
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
-        if self.glue is None:
-            raise self.unknown
         model = super().build_model(cfg, from_checkpoint)
         self._max_positions = model.max_positions()
         model.register_classification_head(self.cfg.classification_head_name, num_classes=self.glue.outputs)
@@ -101,7 +76,6 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self._training:
             config = cfg._get_parent()
-            check_end(config)
             for split in (config.dataset.train_subset, *config.dataset.valid_subset.split(",")):
                 self.load_dataset(split)
                 self.dataset(split).batch_size(None, config.dataset.max_tokens)  # raises ValueError for too few
@@ -119,41 +93,13 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
         found = examples.Examples(Path(self.cfg.data, self.name), split, self.max_positions())
         batches = functools.partial(Epoch, len(found), self.cfg.seed) if split == "train" else found.longest_first
         self.datasets[split] = Items(found, functools.partial(collate, split), batches, int(found.sizes.max()))
-        if found.shortened:
-            self.shortened[split] = found.shortened
-            logger.warning(f"{split}: {found.shortened} of {len(found)} inputs were cut to the model's length")
-
-    # ---- what checkpoints hold ----
 
     def state_dict(self) -> dict:
         """Into the checkpoint: what the outputs of the head stand for."""
         labels = {self.cfg.classification_head_name: list(self.glue.names)}
         return {**super().state_dict(), "labels": labels, "layout": self.layout}
 
-    def load_state_dict(self, state_dict: dict) -> None:
-        """Raises ValueError if the labels of the data are not those of the checkpoint, in its order."""
-        state_dict = dict(state_dict)
-        labels, layout = state_dict.pop("labels", {}), state_dict.pop("layout", None)
-        if self.glue is None and layout:
-            self.glue = TASKS[self.name] = own_task(layout)
-        if self.glue is None:
-            raise self.unknown
-        theirs = labels.get(self.cfg.classification_head_name, self.glue.names)
-        if [*theirs] != [*self.glue.names]:
-            ours, theirs = shorten_list(self.glue.names), shorten_list(theirs)
-            raise ValueError(f"{self.name}: the labels are {theirs} in the checkpoint, {ours} in the data")
-        super().load_state_dict(state_dict)
-
     # ---- training and scores ----
-
-    def train_step(self, *args, **kwargs) -> tuple:
-        try:
-            return super().train_step(*args, **kwargs)
-        except RuntimeError as error:
-            # fairseq would skip the batch and continue, and the run would have trained less than its record says.
-            if is_out_of_memory(error):
-                raise MemoryError(str(error)) from error
-            raise
 
     @staticmethod
     def logging_outputs_can_be_summed(criterion: FairseqCriterion) -> bool:
@@ -182,25 +128,8 @@ class GlueTask(OrderedTask, RecordedTask, FairseqTask):
         found = score(self.metrics, [predictions[i] for i in range(len(targets))], targets)
         return {"score": found[self.metrics[0]], **found}
 
-    def post_validate(self, model: BaseFairseqModel, stats: dict, agg: MetersDict) -> None:
-        split = self._split
-        count, total = len(self.predictions[split]), len(self.dataset(split))
-        if count < total:
-            raise ValueError(f"only {count} of {total} {split!r} examples were scored: leave max_valid_steps unset")
-        # In fp16 fairseq skips every update whose gradients are not finite, so a run that has diverged would never end.
-        if not math.isfinite(stats["loss"]) or stats["num_updates"] == self._updates.get(split, 0):
-            raise FloatingPointError(f"loss {stats['loss']:g}, {stats['num_updates']} updates so far")
-        self._updates[split] = stats["num_updates"]
-        if self.run is not None:
-            self.run.record.shortened = self.shortened
-        super().post_validate(model, stats, agg)
-
     def keep_predictions(self, split: str, best: bool) -> None:
-        folder = self.run.folder / "predictions"
-        folder.mkdir(parents=True, exist_ok=True)
-        for tag in ["last"] + ["best"] * best:
-            path = folder / f"{split}_{tag}.tsv"
-            write_predictions(self.glue, self.predictions[split], self.targets(split), path)
+        write_predictions(self.glue, self.predictions[split], self.targets(split), self.run.folder, split, best)
 
 
 def collate(split: str, samples: list) -> dict:
@@ -217,42 +146,18 @@ def collate(split: str, samples: list) -> dict:
     return batch
 
 
-END = {  # the values with which every epoch is scored at its end, and the last one ends the run
-    "optimization.max_update": 0, "optimization.stop_time_hours": 0, "checkpoint.patience": -1,
-    "checkpoint.save_interval_updates": 0, "dataset.validate_interval_updates": 0, "dataset.validate_interval": 1,
-    "dataset.disable_validation": False,
-}  # fmt: skip
-
-
-def check_end(config: DictConfig) -> None:
-    """Raise ValueError for settings that end fine-tuning before the end of epoch `max_epoch`, or score it within an
-    epoch. config: the whole configuration."""
-    for place, valid in END.items():
-        if (value := OmegaConf.select(config, place)) != valid:
-            raise ValueError(f"{place}={value}: fine-tuning is scored at the end of each epoch; leave it out")
-    if not config.optimization.max_epoch > 0:
-        raise ValueError("fine-tuning needs optimization.max_epoch: a run is finished once that epoch is scored")
-
-
-@dataclass
-class GlueCriterionConfig(FairseqDataclass):
-    classification_head_name: str = field(
-        default="sentence_classification_head", metadata={"help": "name of the classification head"}
-    )
-
-
-@register_criterion("glue", dataclass=GlueCriterionConfig)
+@register_criterion("glue", dataclass=FairseqDataclass)
 class GlueCriterion(FairseqCriterion):
     """Mean cross-entropy in nats, or mean squared error for a regression. The task computes the scores."""
 
-    def __init__(self, task: GlueTask, classification_head_name: str):
+    def __init__(self, task: GlueTask):
         super().__init__(task)
-        self.head = classification_head_name
+        self.head = task.cfg.classification_head_name
         self.regression = not task.glue.labels
 
     def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
         """Returns (summed loss, number of examples, what to log)."""
-        options = {"classification_head_name": self.head, "num_tokens": count_tokens(sample)}
+        options = {"classification_head_name": self.head, "num_tokens": int(sample["ntokens"])}
         output, _ = model(**sample["net_input"], features_only=True, **options)
         output = output.float()  # [B, K]
         target = sample["target"].view(-1)
@@ -271,7 +176,3 @@ class GlueCriterion(FairseqCriterion):
         loss = sum(log.get("loss", 0) for log in logging_outputs)
         size = sum(log.get("sample_size", 0) for log in logging_outputs)
         metrics.log_scalar("loss", loss / size, size)
-
-    @staticmethod
-    def logging_outputs_can_be_summed() -> bool:
-        return True

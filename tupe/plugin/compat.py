@@ -4,10 +4,7 @@ import importlib
 import os
 import warnings
 
-from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
-
-from ..common.options import CONFIGS, quiet_imports
+from ..common.options import quiet_imports
 
 with quiet_imports():
     importlib.import_module("fairseq.models")
@@ -22,16 +19,3 @@ warnings.filterwarnings(
 # By default Hydra shortens the traceback of an error and ends the process, so that the run's record would not get the
 # error.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-
-
-def drop_schemas() -> None:
-    """Under Hydra, remove the schemas of our models from its store; call this when all models are registered.
-
-    Hydra completes configs/model/tupe_r.yaml with a schema of the same name. When Hydra
-    composes the first job of a multirun there is none yet; later jobs run in the process where the first has imported
-    this package.
-    """
-    if HydraConfig.initialized():
-        schemas = ConfigStore.instance().repo["model"]
-        for path in (CONFIGS / "model").glob("*.yaml"):
-            schemas.pop(path.name, None)

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from ..common.architectures import ELECTRA
 from ..encoder import Encoder, LMHead, ModelConfig, init_bert
 from ..positions import Positions, overrides
-from .criterion import count_tokens, nothing_masked
+from .masked_lm import nothing_masked
 from .model import (
     Masked,
+    StackWithSettings,
     TupeConfig,
     TupeModel,
     flat_indices,
@@ -33,7 +34,6 @@ from .model import (
     register_architectures,
     spell_names,
 )
-from .state import StackWithSettings
 
 
 @dataclass
@@ -195,7 +195,7 @@ class ElectraCriterion(FairseqCriterion):
         masked, tokens = masked & ~special, torch.where(special, original, tokens)
         not_padding = original.ne(self.padding_idx)
         positions = masked.nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
-        options = {"masked_tokens": positions, "original": original, "num_tokens": count_tokens(sample)}
+        options = {"masked_tokens": positions, "original": original, "num_tokens": int(sample["ntokens"])}
         (lm_logits, logits), extra = model(**{**sample["net_input"], "src_tokens": tokens}, **options)
         replaced = extra["replaced"]
         lm_loss = F.cross_entropy(lm_logits.float(), target[positions], reduction="sum")
@@ -203,15 +203,12 @@ class ElectraCriterion(FairseqCriterion):
         disc_loss = F.binary_cross_entropy_with_logits(logits.float(), replaced.float(), weight, reduction="sum")
         n_masked, num_tokens = len(positions[0]), not_padding.sum()
         loss = lm_loss + self.weight * disc_loss * n_masked / num_tokens
-        correct = logits.gt(0).eq(replaced)
         logs = {
             "loss": loss.data,
             "lm_loss": lm_loss.data,
             "disc_loss": disc_loss.data,
             "num_tokens": num_tokens,
             "n_replaced": (replaced & not_padding).sum(),
-            "correct_replaced": (correct & replaced & not_padding).sum(),
-            "correct_original": (correct & ~replaced & not_padding).sum(),
             "sample_size": n_masked,
             "ntokens": sample["ntokens"],
             "nsentences": sample["nsentences"],
@@ -220,20 +217,16 @@ class ElectraCriterion(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs: list[dict]) -> None:
-        """loss (as trained), lm_loss (bits per masked token), disc_loss (bits per token), the share of tokens that were
-        replaced, and the shares of replaced and of original tokens that were recognised."""
+        """loss (as trained), lm_loss (bits per masked token), disc_loss (bits per token), and the share of tokens that
+        were replaced."""
         total = {key: float(sum(log.get(key, 0) for log in logging_outputs)) for key in logging_outputs[0]}
-        masked, tokens, replaced = total["sample_size"], total["num_tokens"], total["n_replaced"]
+        masked, tokens = total["sample_size"], total["num_tokens"]
         if not nothing_masked(logging_outputs):
             metrics.log_scalar("loss", total["loss"] / masked, masked, round=3)
         lm_loss = total["lm_loss"] / masked / math.log(2) if masked else None
         metrics.log_scalar("lm_loss", lm_loss, masked, round=3)
         metrics.log_scalar("disc_loss", total["disc_loss"] / max(tokens, 1) / math.log(2), tokens, round=4)
-        metrics.log_scalar("replaced", replaced / max(tokens, 1), tokens, round=4)
-        metrics.log_scalar("recall_replaced", total["correct_replaced"] / max(replaced, 1), replaced, round=4)
-        metrics.log_scalar(
-            "recall_original", total["correct_original"] / max(tokens - replaced, 1), tokens - replaced, round=4
-        )
+        metrics.log_scalar("replaced", total["n_replaced"] / max(tokens, 1), tokens, round=4)
 
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:

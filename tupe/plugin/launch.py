@@ -2,35 +2,37 @@
 are in `tupe/cli/train.py`."""
 
 import logging
+import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import fields as fields_of
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.distributed import utils as distributed_utils
 from fairseq.utils import import_user_module
-from omegaconf import DictConfig
+from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-train does
+from omegaconf import DictConfig, open_dict
 
 from ..checkpoints.trained import read_model
-from ..common.options import split_files
-from ..common.recipes import ARCH, Settings
+from ..common.active import refuse
+from ..common.recipes import Settings
 from ..config import flag
-from ..data.glue import check_glue, glue_name
-from ..data.splits import Split, folders_of, prefixes_of, read_symbols
 from ..encoder import Encoder
-from ..positions import load_scheme_file
-from . import worker
-from .model import TupeConfig, core_config
-from .saving import check_restore
+from ..run.progress import SECONDS_WITHOUT_PROGRESS
+from ..run.stop import stoppable
+from . import patches
+from .model import core_config, load_scheme_files
+from .recorded import recorded, true_reason
+from .saving import check_start
 from .settings import configuration, dataclasses_of
 
 logger = logging.getLogger("tupe.launch")
+patches.apply(patches.BY_TUPE)
 
-SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: one of the nodes may be gone (as for NCCL)
 WORLD_SIZE = "distributed_training.distributed_world_size"
 
 
@@ -50,7 +52,7 @@ def prepare(
         values.setdefault("distributed_training.heartbeat_timeout", SECONDS_WITHOUT_PROGRESS)
     command = shlex.join(["fairseq-train", *words_of(values)])
     logger.info(command)
-    return command, partial(worker.train, configuration(values))
+    return command, partial(train, configuration(values))
 
 
 def training_options(
@@ -59,7 +61,7 @@ def training_options(
 ) -> dict[str, Any]:  # fmt: skip
     """{"section.key": value} of fairseq's configuration that makes it follow the settings on `processes` processes:
     their share of the batch, and a precision that the device has. Raises ValueError for a value that fairseq does not
-    take, an impossible split, a model that cannot be built, and, but for a dry_run, a checkpoint that is missing."""
+    take, an impossible split, a model that cannot be built, and, but for a dry_run, a checkpoint that is not there."""
     settings = replace(settings, values=dict(settings.values))
     values = settings.values
     user_dir = values.setdefault("common.user_dir", str(Path(__file__).parents[1]))
@@ -75,12 +77,37 @@ def training_options(
             values.setdefault("distributed_training.ddp_backend", "legacy_ddp")
     settings.choose_precision(cuda)
     if not dry_run:
-        check_restore(values.get("checkpoint.restore_file", ""))
-    configuration(values)
-    if folders_of(data)[0].joinpath("dict.txt").is_file():
-        check_splits(settings, data)
-    check_model(values)
+        if checkpoint := values.get("checkpoint.finetune_from_model"):
+            read_model(checkpoint, mmap=True)
+        check_start(*(values.get(f"checkpoint.{name}") for name in ("restore_file", "continue_once")))
+    model = configuration(values).model
+    if "position" in model:
+        load_scheme_files(model)
+        with torch.device("meta"), suppress(RuntimeError, NotImplementedError):  # a scheme that looks at its numbers
+            Encoder(8, 1, 2, replace(core_config(model), layers=1))
     return values
+
+
+def train(config: DictConfig, yes: bool = False) -> None:
+    """Do in this process what `fairseq-train` does with this configuration. yes: however long it takes on a CPU.
+
+    Raises ValueError for a mistake of the user that this package detects, BlockingIOError if another process trains in
+    that folder, OSError if the disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it.
+    Any other error is a `Refusal`, see `active.refuse`.
+    """
+    if torch.distributed.is_torchelastic_launched():
+        # fairseq recognises torchrun by its environment too, but divides by the number of GPUs, which may be 0.
+        with open_dict(config):
+            section = config.distributed_training
+            section.distributed_init_method, section.distributed_no_spawn = "env://", True
+            section.distributed_rank, section.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    try:
+        with recorded(yes), stoppable():
+            distributed_utils.call_main(config, fairseq_train.main)
+    except Exception as error:
+        error = true_reason(error)
+        refuse(error)
+        raise error
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -95,38 +122,3 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
         elif isinstance(value, bool) and value != default:
             words.append(flag(name))
     return words
-
-
-# ------------------------------------------------------------------------------------------------------ what is refused
-
-
-def check_model(values: Mapping[str, Any]) -> None:
-    """Raise ValueError for a checkpoint that cannot be read, and for a model that cannot be built: its encoding, its
-    sizes. values: {"section.key": value}."""
-    if checkpoint := values.get("checkpoint.finetune_from_model"):
-        read_model(checkpoint, mmap=True)
-    kind = MODEL_DATACLASS_REGISTRY[values[ARCH]]
-    if not issubclass(kind, TupeConfig):
-        return
-    for file in split_files(values.get("model.position_file", "")):
-        load_scheme_file(file)
-    own = {f.name: values[f"model.{f.name}"] for f in fields_of(kind) if f"model.{f.name}" in values}
-    config = core_config(kind(**own))
-    try:
-        with torch.device("meta"):  # takes no memory
-            Encoder(8, 1, 2, **vars(replace(config, layers=1)))
-    except (RuntimeError, NotImplementedError) as error:  # a scheme that looks at its numbers
-        logger.debug(error)
-
-
-def check_splits(settings: Settings, data: Path | str) -> None:
-    """Raise ValueError if a split that a run reads is not in the data, or not whole."""
-    names = [settings["train_subset"]]
-    names += [] if settings["disable_validation"] else settings["valid_subset"].split(",")
-    folder = folders_of(data)[0]
-    for name in names:
-        if settings["task"] == "glue":
-            check_glue(folder / glue_name(settings["glue_task"], folder), name, labelled=True)
-        else:
-            for prefix in prefixes_of(data, name):
-                Split(prefix, len(read_symbols(folder)))  # raises ValueError for one that is not whole

@@ -7,20 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from fairseq.criterions import register_criterion
+from fairseq.criterions.masked_lm import MaskedLmConfig, MaskedLmLoss
 from fairseq.data import LRUCacheDataset
 from fairseq.data.iterators import CountingIterator, EpochBatchIterator
 from fairseq.dataclass import ChoiceEnum
+from fairseq.logging import metrics
+from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import II, MISSING, DictConfig
 
 from ..data.batches import Epoch, held_out
-from ..data.blocks import PAD, Blocks
+from ..data.blocks import PAD
 from ..data.loader import pad
-from ..data.masks import IGNORED, MaskedBlocks
+from ..data.masks import IGNORED, masked_blocks
 from ..data.splits import HELD_OUT_SEED, files_of, folders_of, prefixes_of
 from ..text import read_dictionary
-from .ordered import Items, OrderedTask
+from .ordered import Items
 from .recorded import RecordedTask, RecordedTaskConfig
 
 logger = logging.getLogger(__name__)
@@ -42,7 +46,7 @@ class TupeMaskedLMConfig(RecordedTaskConfig):
 
 
 @register_task("tupe_masked_lm", dataclass=TupeMaskedLMConfig)
-class TupeMaskedLMTask(OrderedTask, RecordedTask, MaskedLMTask):
+class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
     """fairseq's `masked_lm` on the blocks, masks and batches of `tupe.data`, with a record of the run. Held-out text
     has the same masks whatever the seed.
 
@@ -63,13 +67,12 @@ class TupeMaskedLMTask(OrderedTask, RecordedTask, MaskedLMTask):
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split.startswith("train")
-        blocks = Blocks(prefixes_of(cfg.data, split), cfg.tokens_per_sample, symbols)
-        masks = {name: getattr(cfg, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
-        masked = MaskedBlocks(blocks, symbols, cfg.seed if trains else HELD_OUT_SEED, **masks)
-        if not any((masked[1, i][1] != IGNORED).any() for i in range(len(masked))):  # as a rule, the first one has some
-            raise ValueError(f"{cfg.data}: {split!r} has too little text: none of its tokens is masked")
-        logger.info(f"{split}: {len(blocks)} blocks")
-        order = functools.partial(Epoch, len(blocks), cfg.seed) if trains else functools.partial(held_out, len(blocks))
+        shares = {name: getattr(cfg, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
+        seed = cfg.seed if trains else HELD_OUT_SEED
+        masked = masked_blocks(cfg.data, split, cfg.tokens_per_sample, symbols, seed, **shares)
+        count = len(masked)
+        logger.info(f"{split}: {count} blocks")
+        order = functools.partial(Epoch, count, cfg.seed) if trains else functools.partial(held_out, count)
         self.datasets[split] = Items(masked, collate, order, cfg.tokens_per_sample)
 
 
@@ -102,3 +105,41 @@ def begin_epoch(
     if set_dataset_epoch:
         iterator.dataloader = None
     return original(iterator, *args, set_dataset_epoch=set_dataset_epoch, **kwargs)
+
+
+# ------------------------------------------------------------------------------------------------------- the criterion
+
+
+def nothing_masked(logging_outputs: list[dict]) -> bool:
+    """Whether no token of these batches was masked. Then their loss is logged as None, which no mean counts."""
+    if sum(log.get("sample_size", 0) for log in logging_outputs) > 0:
+        return False
+    metrics.log_scalar("loss", None, 0, round=3)
+    return True
+
+
+def reduce_metrics(logging_outputs: list[dict], original: Callable) -> None:
+    """As fairseq's, which divides by the number of masked tokens, even if that is 0."""
+    if not nothing_masked(logging_outputs):
+        original(logging_outputs)
+
+
+@register_criterion("masked_lm_chunked", dataclass=MaskedLmConfig)
+class ChunkedMaskedLmLoss(MaskedLmLoss):
+    """The same numbers as `masked_lm` with a loss that never holds all logits, and without a wait for the GPU to learn
+    how much padding there is: the loss is the sum over masked tokens, the sample size their number. (fairseq resumes no
+    run with another criterion, not even a run of `masked_lm` with this one.)"""
+
+    def forward(self, model: BaseFairseqModel, sample: dict, reduce: bool = True) -> tuple[torch.Tensor, int, dict]:
+        targets = sample["target"]
+        masked = targets.ne(self.padding_idx).nonzero(as_tuple=True)  # rows, columns; only this waits for the GPU
+        options = {"masked_tokens": masked, "lm_targets": targets[masked], "num_tokens": int(sample["ntokens"])}
+        loss, _ = model(**sample["net_input"], **options)
+        sample_size = len(masked[0])
+        logging_output = {
+            "loss": loss.data,
+            "ntokens": sample["ntokens"],
+            "nsentences": sample["nsentences"],
+            "sample_size": sample_size,
+        }
+        return loss, sample_size, logging_output

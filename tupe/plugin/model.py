@@ -3,7 +3,6 @@
 B batch, L sequence length, C model width, V vocabulary.
 """
 
-import functools
 import logging
 import sys
 from collections.abc import Iterable, Iterator
@@ -21,14 +20,20 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from ..checkpoints.trained import NAMES, fingerprint, spelled
+from ..checkpoints.trained import (
+    NAMES,
+    check_settings,
+    fingerprint,
+    pack_settings,
+    settings_of,
+    spelled,
+    unpack_settings,
+)
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, preset, with_size
 from ..common.options import split_files
-from ..cpu import bf16_speed
-from ..encoder import ClassificationHead, LMHead, ModelConfig, of_cls
+from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, Stack, of_cls
 from ..names import cls_beside
 from ..positions import load_scheme_file
-from .state import EncoderWithSettings
 
 logger = logging.getLogger(__name__)
 
@@ -78,14 +83,6 @@ TupeConfig = make_dataclass(
 TUNABLE = frozenset(option.name for option in fields(TupeConfig) if option.metadata.get("free"))
 
 
-@functools.cache  # once per process
-def warn_of_slow_bf16(device: str) -> None:
-    """Warn if a CPU multiplies more slowly in bfloat16 than in float32."""
-    if device == "cpu" and (speed := bf16_speed()) < 0.8:
-        times = f"{1 / speed:.1f} times as long as in float32"
-        logger.warning(f"bfloat16: on this CPU products take {times}; float32 is faster")
-
-
 def core_config(cfg: DictConfig) -> ModelConfig:
     """The `ModelConfig` of a model's configuration in fairseq. Raises ValueError for values without meaning."""
     values = {option: getattr(cfg, name) for option, name in NAMES.items()}
@@ -120,6 +117,26 @@ def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
         raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
     if length == cfg.max_positions and cfg.places != "consecutive":
         raise ValueError(f"places={cfg.places} draws among max_positions={length}: blocks have to be shorter")
+
+
+class StackWithSettings(Stack):
+    """A stack whose state dict holds its settings too, under `_extra_state`: a model with others refuses it, even where
+    all names and sizes agree."""
+
+    def settings(self) -> dict[str, str]:
+        own = {"position": self.positions.name, "heads": str(self.positions.dims.heads)}
+        return {**settings_of(self.config), **own}
+
+    def get_extra_state(self) -> Tensor:
+        return pack_settings(self.settings())
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Raises ValueError for the state of a model with other settings."""
+        check_settings(unpack_settings(state), self.settings())
+
+
+class EncoderWithSettings(StackWithSettings, Encoder):
+    """The encoder of fairseq's models."""
 
 
 class TupeModel(BaseFairseqModel):
@@ -161,34 +178,26 @@ class TupeModel(BaseFairseqModel):
 
         The output is [B, classes] for a classification head, features [B, L, C] with features_only, else LM logits:
         [B, L, V], or [number of masked tokens, V] with masked_tokens, which says where: bool [B, L], or a pair of rows
-        and columns. With both masked_tokens and a head, the LM logits are the output and those of the head are in the
-        second result under "classes".
-        With lm_targets [number of masked tokens], the sum of their cross-entropies replaces the LM logits, which are
-        then never all in memory at once. num_tokens: see `Encoder.packing`.
+        and columns. With lm_targets [number of masked tokens], the sum of their cross-entropies replaces the LM logits,
+        which are then never all in memory at once. num_tokens: see `Encoder.packing`.
         """
-        classifies, indices = classification_head_name is not None, None
-        if classifies and masked_tokens is None:
+        indices = None
+        if classification_head_name is not None:
             indices = of_cls(src_tokens)
-        elif masked_tokens is not None and not (classifies or features_only):
+        elif masked_tokens is not None and not features_only:
             indices = flat_indices(masked_tokens, src_tokens)
             if lm_targets is not None:
                 indices, lm_targets = self.encoder.pad_outputs(indices, lm_targets)
         with self.precision():
             x, _ = self.encoder(src_tokens, num_tokens=num_tokens, output_indices=indices)  # [B, L, C] or [indices, C]
-        extra = {}
-        if classifies:  # outside of autocast: rounded to bfloat16, near logits would be equal
-            classes = self.classification_heads[classification_head_name](x if masked_tokens is None else x[:, 0])
-            if masked_tokens is None:
-                return classes, extra
-            extra["classes"] = classes
+        if classification_head_name is not None:  # outside of autocast: rounded to bfloat16, near logits would be equal
+            return self.classification_heads[classification_head_name](x), {}
         if features_only:
-            return x, extra
+            return x, {}
         with self.precision():
-            if masked_tokens is not None and indices is None:
-                x = x[masked_tokens]  # [masked, C]
             weight = self.encoder.tokens.weight
             x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
-        return x, extra
+        return x, {}
 
     def precision(self) -> AbstractContextManager:
         """The context manager for bfloat16 autocast. Raises ValueError if the weights are not float32."""
@@ -197,7 +206,6 @@ class TupeModel(BaseFairseqModel):
         weight = self.encoder.tokens.weight
         if weight.dtype != torch.float32:
             raise ValueError("autocast keeps float32 weights; do not combine it with --fp16 or --bf16")
-        warn_of_slow_bf16(weight.device.type)
         return torch.autocast(weight.device.type, torch.bfloat16)
 
     def max_positions(self) -> int:
@@ -213,20 +221,14 @@ class TupeModel(BaseFairseqModel):
     def upgrade_state_dict_named(self, state_dict: dict, name: str) -> None:
         """Reconcile a checkpoint's heads with those of this model before strict loading."""
         super().upgrade_state_dict_named(state_dict, name)
-        self._reconcile_heads(state_dict, (f"{name}." if name else "") + "classification_heads.")
-
-    def _reconcile_heads(self, state_dict, prefix):
-        saved = {key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix)}
-        for head in sorted(saved):
-            classes = len(state_dict[f"{prefix}{head}.out_proj.weight"])
-            inner = len(state_dict[f"{prefix}{head}.dense.weight"])
-            own = dict(self.classification_heads).get(head)
-            if own is None or (own.out_proj.out_features, own.dense.out_features) != (classes, inner):
-                why = "is not in this model" if own is None else "has other sizes in this model"
-                logger.warning(f"dropping the checkpoint's head {head!r} ({classes} classes): it {why}")
-                for key in [k for k in state_dict if k.startswith(f"{prefix}{head}.")]:
+        prefix, own = (f"{name}." if name else "") + "classification_heads.", self.classification_heads.state_dict()
+        for head in sorted({key[len(prefix) :].split(".")[0] for key in state_dict if key.startswith(prefix)}):
+            keys = [key for key in state_dict if key.startswith(f"{prefix}{head}.")]
+            if any(state_dict[key].shape != getattr(own.get(key[len(prefix) :]), "shape", None) for key in keys):
+                logger.warning(f"dropping the checkpoint's head {head!r}: this model has none of its sizes")
+                for key in keys:
                     del state_dict[key]
-        for key, value in self.classification_heads.state_dict().items():
+        for key, value in own.items():
             state_dict.setdefault(prefix + key, value)  # heads that are new here keep their fresh weights
 
     # The state dict has a fingerprint of the dictionary, to refuse another one, also of the right size.

@@ -6,11 +6,6 @@ from typing import Any
 from fairseq.data import FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
 
-REMEDY = (
-    "resume with the old settings, or begin again at epoch 1 of the data with --reset-dataloader (of `tupe`: "
-    "checkpoint.reset_dataloader=true)"
-)
-
 
 class Items(FairseqDataset):
     """A data set of `tupe.data`. Batches hold pairs (epoch, index), so data workers need not be told of a new epoch.
@@ -49,11 +44,6 @@ class Share(Sequence):
     def __init__(self, batches: Sequence, numbers: range):
         self.batches, self.numbers = batches, numbers
 
-    @classmethod
-    def of(cls, batches: Sequence, process: int, processes: int) -> "Share":
-        rounds = -(-len(batches) // processes)
-        return cls(batches, range(process, process + rounds * processes, processes))
-
     def __len__(self):
         return len(self.numbers)
 
@@ -82,7 +72,9 @@ class OrderedIterator(EpochBatchIterator):
         return self._batches(self.dataset, self.epoch)
 
     def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Share:
-        return Share.of(self._batches(self.dataset, epoch), self.shard_id, self.num_shards)
+        batches, step = self._batches(self.dataset, epoch), self.num_shards
+        rounds = -(-len(batches) // step)
+        return Share(batches, range(self.shard_id, self.shard_id + rounds * step, step))
 
     def state_dict(self) -> dict:
         state = super().state_dict()
@@ -92,42 +84,12 @@ class OrderedIterator(EpochBatchIterator):
     def load_state_dict(self, state: dict) -> None:
         """Raises ValueError if the order that a checkpoint is in the middle of is not that of this data."""
         if state["iterations_in_epoch"]:
-            if state.get("count") != len(self.dataset):
+            position, rest = divmod(state.get("taken", 1), self.num_shards * self.size)
+            if rest or state.get("count") != len(self.dataset):
                 raise ValueError(
-                    "the checkpoint was written in the middle of an epoch of other data, of blocks of another "
-                    f"length, or in the order of another version, so the position in the data is lost: {REMEDY}"
-                )
-            position, rest = divmod(state["taken"], self.num_shards * self.size)
-            if rest:
-                raise ValueError(
-                    f"the checkpoint was written after {state['taken']} sequences of an epoch; {self.num_shards} "
-                    f"processes with batches of {self.size} cannot continue exactly there: {REMEDY}"
+                    f"the checkpoint was written after {state.get('taken')} of {state.get('count')} sequences: "
+                    f"{self.num_shards} processes with batches of {self.size} of {len(self.dataset)} cannot go on. "
+                    "Resume with the old settings, or begin again at epoch 1 with checkpoint.reset_dataloader=true"
                 )
             state = {**state, "iterations_in_epoch": position}
         super().load_state_dict(state)
-
-
-class OrderedTask:
-    """Mixin for tasks whose data sets are `Items`; it goes before the fairseq class."""
-
-    def has_sharded_data(self, split: str) -> bool:
-        """Several folders are one after the other, in every epoch; fairseq reads one of them in each."""
-        return False
-
-    def get_batch_iterator(
-        self, dataset: Items, max_tokens: int | None = None, max_sentences: int | None = None,
-        num_shards: int = 1, shard_id: int = 0, num_workers: int = 0, epoch: int = 1, data_buffer_size: int = 0,
-        disable_iterator_cache: bool = False, skip_remainder_batch: bool = False, **options,
-    ) -> EpochBatchIterator:  # fmt: skip
-        """What else fairseq's own would take decides how batches are cut and shuffled."""
-        size = dataset.batch_size(max_sentences, max_tokens)
-        known = self.dataset_to_epoch_iter
-        if dataset not in known or disable_iterator_cache:
-            iterator = OrderedIterator(
-                dataset, size, num_shards=num_shards, shard_id=shard_id, num_workers=num_workers, epoch=epoch,
-                buffer_size=data_buffer_size, skip_remainder_batch=skip_remainder_batch, reuse_dataloader=True,
-            )  # fmt: skip
-            if disable_iterator_cache:
-                return iterator
-            known[dataset] = iterator
-        return known[dataset]

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from fairseq.distributed import utils as distributed_utils
-from fairseq.trainer import Trainer
 
 from ..common.tables import TextTable
-from . import criterion, masked_lm, optim, saving, steps
+from . import masked_lm, optim, saving, steps
 
 ON_IMPORT, BY_TUPE = "always", "`tupe` only"
 UNFIXED = "not fixed in fairseq 0.12.3.1"  # the newest there is
@@ -53,14 +52,6 @@ def _around(original, replacement):
     return replaced
 
 
-def without_empty_batches(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
-    """fairseq fills up a process that has fewer batches than others at the end of an epoch with empty ones: where one
-    comes last, it counts the process's whole update as nothing, but for its gradients. The list stays the same one,
-    which may be `steps.Passes`."""
-    samples[:] = [sample for sample in samples[:] if sample] or samples[:1]
-    return original(trainer, samples, *args, **kwargs)
-
-
 def all_gather_list(data: Any, group: Any = None, *args, original: Callable, **kwargs) -> list:
     if torch.cuda.is_available():
         return original(data, group, *args, **kwargs)
@@ -70,10 +61,8 @@ def all_gather_list(data: Any, group: Any = None, *args, original: Callable, **k
 
 
 PATCHES = [
-    Patch("fairseq.trainer.Trainer.train_step", without_empty_batches,
-          "an empty batch at the end of an epoch discards the update of its process", UNFIXED),
     Patch("fairseq.trainer.Trainer.train_step", steps.train_step,
-          "a signal, a loss that is not finite, and a stall end the run", OURS),
+          "a signal, a loss that is not finite, and a stall end the run; an empty batch discards no update", OURS),
     Patch("fairseq.trainer.Trainer.valid_step", steps.with_progress,
           "a batch of validation is progress for `--heartbeat-timeout`", OURS),
     Patch("fairseq.trainer.Trainer.save_checkpoint", steps.with_progress,
@@ -98,7 +87,7 @@ PATCHES = [
           "a checkpoint is copied into the file that is to be resumed from", UNFIXED),
     Patch("fairseq.trainer.PathManager", saving.Paths,
           "a run starts from a checkpoint that is a folder of transformers", OURS),
-    Patch("fairseq.criterions.masked_lm.MaskedLmLoss.reduce_metrics", criterion.reduce_metrics,
+    Patch("fairseq.criterions.masked_lm.MaskedLmLoss.reduce_metrics", masked_lm.reduce_metrics,
           "a batch in which nothing is masked has the loss 0 / 0", UNFIXED),
     Patch("fairseq.utils.clip_grad_norm_", optim.clip_grad_norm,
           "training on the CPU of a machine with a GPU fails at its first update", UNFIXED),

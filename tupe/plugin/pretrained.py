@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import make_dataclass
 from pathlib import Path
 
-import torch
 from fairseq import models
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
@@ -17,7 +16,6 @@ from ..checkpoints.trained import (
     FINGERPRINT,
     SETTINGS,
     check_dictionary,
-    fingerprint,
     pack_settings,
     read_model,
     settings_of,
@@ -25,7 +23,7 @@ from ..checkpoints.trained import (
 from ..data.splits import folders_of
 from ..encoder import LMHead
 from ..names import cls_beside
-from ..positions import bounded_schemes, canonical
+from ..positions import canonical
 from ..run.checksums import check
 from ..text import MASK, read_dictionary
 from .model import TUNABLE, TupeConfig, TupeModel, redefault, spell_names
@@ -43,23 +41,6 @@ def load_dictionary(path: str | Path) -> Dictionary:
     dictionary = Dictionary.load(str(path))
     dictionary.add_symbol(MASK)
     return dictionary
-
-
-def check_resumable(state: dict, model_cfg: DictConfig, dictionary: Dictionary) -> None:
-    """Raise ValueError if a run with this model and dictionary cannot go on from a checkpoint. fairseq would say that
-    the architectures do not match, whatever the reason."""
-    saved, table = state["cfg"]["model"], state["model"].get("encoder.tokens.weight")
-    if table is not None and len(table) != len(dictionary):
-        raise ValueError(f"the checkpoint's dictionary has {len(table)} types, that of the data {len(dictionary)}")
-    own = fingerprint(dictionary.symbols)
-    if not torch.equal(state["model"].get(FINGERPRINT, own), own):
-        raise ValueError("the dictionary of the data has other types than the checkpoint's, or in another order")
-    wrong = contradictions(saved, model_cfg)
-    tables = bounded_schemes(saved["position"]) if "position" in saved else ()
-    if tables and saved["max_positions"] != model_cfg.max_positions:
-        wrong.append(f"max_positions={saved['max_positions']} in the checkpoint, {model_cfg.max_positions} here")
-    if wrong:
-        raise ValueError(f"the checkpoint is of another model: {'; '.join(wrong)}")
 
 
 def contradictions(saved: Mapping, model_cfg: Mapping) -> list[str]:

@@ -2,6 +2,7 @@
 locked and the record begins; every validation adds scores; at the end the record gets the outcome.
 """
 
+import importlib.util
 import logging
 import math
 import os
@@ -14,15 +15,20 @@ from pathlib import Path
 from typing import Optional
 
 import torch
-from fairseq import checkpoint_utils, models
+from fairseq import models
 from fairseq.criterions import FairseqCriterion
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.configs import FairseqConfig
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging.meters import AverageMeter, MetersDict
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks import FairseqTask
+from hydra._internal.utils import get_args
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import II, DictConfig
 
+from .. import config as schema
 from ..checkpoints.gate import read_checkpoint
 from ..common.active import Run, device
 from ..common.safe_load import num_updates
@@ -30,15 +36,16 @@ from ..data.blocks import fingerprint_of
 from ..data.splits import folders_of
 from ..run.folder import fingerprint, remove_partial
 from ..run.progress import Progress
-from ..run.record import Record, begun
+from ..run.record import Record
 from .model import load_scheme_files
-from .pretrained import adopt_structure, check_resumable, publish_model, variant
-from .saving import LAST, resume_from_newest
+from .ordered import Items, OrderedIterator
+from .pretrained import adopt_structure, contradictions, publish_model, variant
+from .saving import LAST, Refused, resume_from_newest
 from .schedule import SCHEDULE, count_updates
-from .settings import RESTORE, settings
-from .start import Refused, choose_precision, describe, split_over_processes
+from .settings import settings
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("tupe.launch")
+SIZE, STEPS = "dataset.batch_size", "optimization.update_freq"
 
 
 @dataclass
@@ -48,11 +55,13 @@ class RecordedTaskConfig(FairseqDataclass):
 
 
 class RecordedTask:
-    """Mixin for fairseq tasks whose training is recorded; it goes before the fairseq class.
+    """Mixin for fairseq tasks whose training is recorded, and whose data sets are `Items`; it goes before the fairseq
+    class.
 
     The task's configuration has `data` and the fields of `RecordedTaskConfig`. `metrics` names the scores that are the
     purpose of a task (fine-tuning), of which the first is to be maximised; the purpose of a task without metrics is its
-    checkpoint (pre-training), and its loss is to be minimised.
+    checkpoint (pre-training), and its loss is to be minimised. A task has `record_name(config)`, what the record calls
+    it, and `data_files(split)`, the files that a split is read from, in a fixed order.
     """
 
     metrics = ()
@@ -60,14 +69,6 @@ class RecordedTask:
     _pretrained = {}  # fields of the record about the checkpoint that training starts from
     _training = False
     layout = None  # of a task with labels of its own
-
-    def record_name(self, config: DictConfig) -> str:
-        """What the record calls this task. config: the whole configuration."""
-        raise NotImplementedError
-
-    def data_files(self, split: str) -> list[Path]:
-        """The files that a split is read from, in a fixed order."""
-        raise NotImplementedError
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         self._training = not from_checkpoint  # from_checkpoint: fairseq loads the model for use, not for training
@@ -85,18 +86,17 @@ class RecordedTask:
         # the only moment to tell the schedule how long the run is.
         config = cfg._get_parent()
         if self._training and config is not None:
+            refuse_jobs_in_one_process()
             choose_precision(config)
             split_over_processes(config)
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
                 config.lr_scheduler.total_num_update = count_updates(self, config)
             config.task.data = ":".join(os.path.abspath(folder) for folder in folders_of(config.task.data))
-            if not self.metrics:
-                check_last_checkpoint(config)
-            self.run = begin(self._new_record(config), config, self)
+            self.run = begin(self._new_record(config), config)
         return super().build_criterion(cfg, **kwargs)
 
     def _new_record(self, config):
-        splits = config.dataset.valid_subset.split(",")
+        splits, length = config.dataset.valid_subset.split(","), config.optimization
         files = [path for split in (config.dataset.train_subset, *splits) for path in self.data_files(split)]
         return Record(
             task=self.record_name(config),
@@ -104,7 +104,7 @@ class RecordedTask:
             variant=variant(config.model),
             seed=config.common.seed,
             lr=float(config.optimization.lr[0]),
-            budget={name: config.optimization[name] for name in BUDGETS if config.optimization[name] > 0},
+            budget={name: length[name] for name in ("max_epoch", "max_update") if length[name] > 0},
             splits=splits,
             data=fingerprint(files),
             data_folder=config.task.data,
@@ -139,18 +139,29 @@ class RecordedTask:
     def keep_predictions(self, split: str, best: bool) -> None:
         """Write the model's predictions for a split. best: this validation is the best so far."""
 
+    # ---- the order of data ----
 
-BUDGETS = ("max_epoch", "max_update")
+    def has_sharded_data(self, split: str) -> bool:
+        """Several folders are one after the other, in every epoch; fairseq reads one of them in each."""
+        return False
 
-
-def check_last_checkpoint(config: DictConfig) -> None:
-    """Raise ValueError for settings of a pre-training that would end without a checkpoint of its end, and so never be
-    finished. config: the whole configuration."""
-    epochs, every = config.optimization.max_epoch, config.checkpoint.save_interval
-    if config.checkpoint.patience > 0:
-        raise ValueError("patience: a run is as long as max_update or max_epoch says; leave it out")
-    if epochs > 0 and not config.optimization.max_update > 0 and epochs % every:
-        raise ValueError(f"save_interval={every}: the last of {epochs} epochs would not be saved; valid: a divisor")
+    def get_batch_iterator(
+        self, dataset: Items, max_tokens: int | None = None, max_sentences: int | None = None,
+        num_shards: int = 1, shard_id: int = 0, num_workers: int = 0, epoch: int = 1, data_buffer_size: int = 0,
+        disable_iterator_cache: bool = False, skip_remainder_batch: bool = False, **options,
+    ) -> EpochBatchIterator:  # fmt: skip
+        """What else fairseq's own would take decides how batches are cut and shuffled."""
+        size = dataset.batch_size(max_sentences, max_tokens)
+        known = self.dataset_to_epoch_iter
+        if dataset not in known or disable_iterator_cache:
+            iterator = OrderedIterator(
+                dataset, size, num_shards=num_shards, shard_id=shard_id, num_workers=num_workers, epoch=epoch,
+                buffer_size=data_buffer_size, skip_remainder_batch=skip_remainder_batch, reuse_dataloader=True,
+            )  # fmt: skip
+            if disable_iterator_cache:
+                return iterator
+            known[dataset] = iterator
+        return known[dataset]
 
 
 class FairseqRun(Run):
@@ -161,49 +172,29 @@ class FairseqRun(Run):
         super().__init__(record, Path(config.checkpoint.save_dir), is_first)
         self.config, self.options = config, config.checkpoint
 
-    def read(self, defaults: dict) -> None:
-        """As for any run; one that began with a --restore-file goes on from a checkpoint of its own."""
-        record, options = self.record, self.options
-        earlier = begun(self.folder)
-        goes_on = earlier and RESTORE in earlier.config and any(self.folder.glob("checkpoint*.pt"))
-        if goes_on:
-            record.config.setdefault(RESTORE, earlier.config[RESTORE])
-        super().read(defaults)
-        if goes_on and record.config[RESTORE] == str(Path(options.restore_file).resolve()):  # what the start was told
-            options.restore_file, options.reset_optimizer, options.reset_lr_scheduler = LAST, False, False
-            options.reset_dataloader = options.reset_meters = False
-
-    def go_on(self, task: FairseqTask) -> None:
-        """Go on from the checkpoint that fairseq will load, if there is one. Raises ValueError if that is of another
-        model."""
-        record, restored = self.record, self.options.restore_file
-        state = self.checkpoint(restored)
-        own = state is not None and (restored == LAST or Path(restored).resolve().parent == self.folder)
-        if state is not None:
-            try:
-                check_resumable(state, self.config.model, task.source_dictionary)
-            except ValueError as error:
-                raise ValueError(f"{self.folder if restored == LAST else restored}: {error}") from None
+    def go_on(self) -> None:
+        """Take over what the run has done so far, if it goes on. Raises ValueError if it begins with a checkpoint of
+        another model."""
+        record, state = self.record, self.checkpoint()
+        if state is None and (start := self.options.continue_once):
+            saved = read_checkpoint(start, mmap=True, trained=self.config.model._name)["cfg"]["model"]
+            if wrong := contradictions(saved, self.config.model):
+                raise ValueError(f"{start} is of another model: {'; '.join(wrong)}")
         record.begin(device(self.config.common.cpu))
-        if self.earlier or own:
-            updates = num_updates(state) if state is not None else 0
-            record.go_on(self.earlier or Record(pretrained=record.pretrained), updates)
-            record.scores = [entry for entry in record.scores if entry["num_updates"] <= updates]
+        if self.earlier:
+            record.go_on(self.earlier, 0 if state is None else num_updates(state))
 
-    def checkpoint(self, restore_file: str) -> dict | None:
-        """The checkpoint of that name; None if there is none in the folder, or it is damaged, which the launcher deals
-        with. Raises ValueError for one of elsewhere that cannot be gone on from."""
-        path = self.folder / LAST if restore_file == LAST else Path(restore_file)
+    def checkpoint(self) -> dict | None:
+        """The folder's last checkpoint; None if there is none, or it is damaged, which `resume_from_newest` deals
+        with."""
         try:
-            return read_checkpoint(path, mmap=True, trained=self.config.model._name)
-        except ValueError as error:
-            if restore_file != LAST:
-                raise ValueError(f"--restore-file: {error}") from None
+            return read_checkpoint(self.folder / LAST, mmap=True, trained=self.config.model._name)
+        except ValueError:
             return None
 
     def is_saved(self) -> bool:
         """Whether the folder's last checkpoint is from the end of the run."""
-        state = self.checkpoint(LAST)
+        state = self.checkpoint()
         return state is not None and self._reached(
             state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state)
         )
@@ -227,7 +218,7 @@ class FairseqRun(Run):
         if self.ends_with_scores:
             earlier = self.earlier
             return earlier is not None and earlier.state == "finished" and earlier.budget == self.record.budget
-        return self.options.restore_file == LAST and not self.options.reset_optimizer and self.is_saved()
+        return not self.options.reset_optimizer and self.is_saved()
 
     def conclude(self) -> None:
         if self.is_scored() if self.ends_with_scores else self.is_saved():
@@ -244,28 +235,22 @@ class FairseqRun(Run):
             (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq writes it when a run diverges
         super().end(true_reason(error), status)
 
-    def updates_in_all(self) -> int:
-        """Of the whole run; 0 if that is not known."""
-        options = self.config.optimization
-        if self.config.lr_scheduler._name == SCHEDULE:
-            return round(self.config.lr_scheduler.total_num_update)
-        return 0 if options.max_epoch > 0 else options.max_update
-
     def watch(self, yes: bool | None) -> None:
         """Begin to follow the progress. yes: whatever it takes on a CPU; None: not even the time is told."""
-        section = self.config.distributed_training
+        config, section = self.config, self.config.distributed_training
+        updates = 0 if config.optimization.max_epoch > 0 else config.optimization.max_update  # 0: not known
+        if config.lr_scheduler._name == SCHEDULE:
+            updates = round(config.lr_scheduler.total_num_update)
         # fairseq would send itself a signal after that time, which a process that hangs does not handle.
         timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
-        cpu = self.config.common.cpu or not torch.cuda.is_available()
-        tells = self.writes and yes is not None
-        self.progress = Progress(self.updates_in_all(), cpu, tells, bool(yes), timeout, self.note_stall)
+        cpu, tells = config.common.cpu or not torch.cuda.is_available(), self.writes and yes is not None
+        self.progress = Progress(updates, cpu, tells, bool(yes), timeout, self.note_stall)
 
 
 # ------------------------------------------------------------------------------------- the one run of this process
 
 _run = None
 _yes = None  # inside of `recorded`: whether the user said --yes
-_last_words = ""  # what the log ends with
 
 
 def active() -> FairseqRun | None:
@@ -273,43 +258,37 @@ def active() -> FairseqRun | None:
     return None if _run is None or _run.progress.ended.is_set() else _run
 
 
-def begin(record: Record, config: DictConfig, task: FairseqTask) -> FairseqRun | None:
+def begin(record: Record, config: DictConfig) -> FairseqRun | None:
     """Begin or resume a run, or return None for one that is finished: nothing will be trained then.
 
     config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and Refused if
     the folder holds another run.
     """
-    global _run, _last_words
-    end()  # the previous run, in a process that trains several
-    _run = None
-    forget_earlier_scores()
+    global _run
     run = FairseqRun(record, config)
-    run.lock()  # first: the other process may be about to write its last scores
+    defaults = {name: default for name, (_, default) in settings(config).items()}
     try:
-        run.read({name: default for name, (_, default) in settings(config).items()})
+        run.read(defaults)  # the folder of another run stays as it is
+        run.lock()
+        run.read(defaults)  # the other process may have written its last scores
         if run.writes:
             resume_from_newest(config)
             describe(config)
+            remove_partial(run.folder)
         if torch.distributed.is_initialized():  # the others look at the folder too
             torch.distributed.barrier()
-        run.go_on(task)
+        run.go_on()
     except ValueError as error:
-        run.unlock()
         raise Refused(str(error)) from None
-    if run.writes:
-        remove_partial(run.folder)
     if run.is_finished():
         config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
         if run.writes:
             publish_model(run.folder, config.task.data)
-            _last_words = f"{run.folder} holds the finished run already: nothing to train"
+            logger.warning(f"{run.folder} holds the finished run already: nothing to train")
             if run.earlier and run.earlier.state != "finished":  # it was killed after its last checkpoint
                 run.earlier.end()
                 run.earlier.save(run.folder)
-            run.unlock()
         return None
-    if run.writes and not run.earlier:
-        record.save(run.folder)
     _run = run
     run.watch(_yes)
     return run
@@ -317,12 +296,8 @@ def begin(record: Record, config: DictConfig, task: FairseqTask) -> FairseqRun |
 
 def end(error: BaseException | None = None, status: int | None = None) -> None:
     """End this process's run, if there is one; see `Run.end`."""
-    global _last_words
     if run := active():
         run.end(error, status)
-    if _last_words:
-        logger.warning(_last_words)
-        _last_words = ""
 
 
 @contextmanager
@@ -352,14 +327,84 @@ def _end_of_process():
 Finalize(None, _end_of_process, exitpriority=0)
 
 
-def forget_earlier_scores() -> None:
-    """Delete the best score, which fairseq keeps as an attribute of functions: the next run in this process would
-    compare its scores with it."""
-    vars(checkpoint_utils.save_checkpoint).pop("best", None)
-    if "fairseq_cli.train" in sys.modules:
-        vars(sys.modules["fairseq_cli.train"].should_stop_early).clear()
-
-
 def true_reason(error: BaseException | None) -> BaseException | None:
     """The error behind fairseq's "please ensure that the architectures match", which it says of any in loading."""
     return error.__context__ if type(error) is Exception and error.__context__ is not None else error
+
+
+# ---------------------------------------------------------------------- what a run is told before it begins
+
+
+def choose_precision(config: DictConfig | FairseqConfig) -> None:
+    """Under Hydra, train in float32 without a GPU: its recipes, the same on all machines, say fp16. --bf16 is for TPUs
+    only where their library is there. Raises Refused for fp16 without a GPU where the user says so and for fairseq's
+    amp, ValueError for a model that fp16 cannot train. config: the whole configuration."""
+    common = config.common
+    if common.amp:
+        raise Refused("common.amp: fairseq divides clipped gradients twice; valid: --fp16, --bf16 or --autocast bf16")
+    if common.bf16 and importlib.util.find_spec("torch_xla") is None:
+        common.tpu = False  # which --bf16 means on fairseq's own command line
+    on_gpu = torch.cuda.is_available() and not common.cpu
+    if common.fp16 and on_gpu and getattr(config.model, "normaliser", "") == "exp":
+        raise ValueError("normaliser exp overflows in fp16; valid: --precision bf16, autocast or float32")
+    if not common.fp16 or on_gpu:
+        return
+    if not HydraConfig.initialized():
+        raise Refused(schema.NO_GPU)
+    logger.warning("no GPU: common.fp16=false common.cpu=true")
+    common.fp16, common.cpu = False, True
+
+
+def refuse_jobs_in_one_process() -> None:
+    """Raise Refused under `fairseq-hydra-train -m` without a launcher of processes. fairseq keeps the best score of a
+    job for the next one, and Hydra completes a preset with the schema that the first job has registered."""
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    if hydra and hydra.mode == RunMode.MULTIRUN and hydra.launcher["_target_"].endswith(".BasicLauncher"):
+        raise Refused("fairseq-hydra-train -m: jobs need processes of their own: `tupe sweep`, or hydra/launcher=slurm")
+
+
+def split_over_processes(config: DictConfig) -> None:
+    """Under Hydra, train with all processes together on the batch of a recipe, which is written for one process, split
+    as `tupe` splits it. Both numbers, typed beside the recipe, are of a process, as fairseq's. config: the whole
+    configuration.
+
+    Raises Refused if there is no such split; if only one of the two numbers is typed; and for processes of torchrun
+    that would train one by one.
+    """
+    data, processes = config.dataset, config.distributed_training.distributed_world_size
+    if processes == 1 < (others := int(os.environ.get("WORLD_SIZE", "1"))):  # at which fairseq then does not look
+        names = "--distributed-world-size, or distributed_training.distributed_world_size of Hydra"
+        raise Refused(f"each of torchrun's {others} processes would train on its own: {names}, is 1; give {others}")
+    if processes == 1 or not (HydraConfig.initialized() or "job_logging_cfg" in config):  # the latter: spawned by it
+        return
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else get_args().overrides
+    typed = {word.lstrip("+").partition("=")[0] for word in words}
+    sizes = typed & {SIZE, "dataset.max_tokens"}
+    if sizes and STEPS in typed:
+        return
+    both = f"type {SIZE}=N and {STEPS}=[M], which are of a process"
+    if sizes or STEPS in typed:
+        raise Refused(
+            f"{' '.join(sizes) or STEPS} is typed, and the rest of the recipe's batch is for one process: {both}"
+        )
+    size, steps = data.batch_size, config.optimization.update_freq[0]
+    try:
+        data.batch_size, steps = schema.split_batch(size * steps, processes, size, both)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    config.optimization.update_freq = [steps]
+    if "dataset.batch_size_valid" not in typed:
+        same_text = data.max_valid_steps and size % processes == 0  # held-out losses are of it on any machine
+        data.batch_size_valid = size // processes if same_text else data.batch_size
+    logger.warning(f"the recipe's batch on {processes} processes: {SIZE}={data.batch_size} {STEPS}=[{steps}]")
+
+
+def describe(config: DictConfig) -> None:
+    """Log what an update trains on. config: the whole configuration."""
+    data, steps = config.dataset, config.optimization.update_freq[0]
+    processes = config.distributed_training.distributed_world_size
+    split = f"{steps} step{'s' if steps != 1 else ''} x {processes} process{'es' if processes != 1 else ''}"
+    if data.batch_size and not data.max_tokens:
+        logger.info(f"an update: {data.batch_size * steps * processes} sequences = {data.batch_size} x {split}")
+    else:
+        logger.info(f"an update: at most {data.max_tokens} tokens x {split}")

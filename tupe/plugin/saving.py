@@ -2,7 +2,6 @@
 the gate."""
 
 import logging
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -18,11 +17,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from ..checkpoints.gate import read_checkpoint
 from ..common.safe_load import num_updates
-from ..run.folder import PARTIAL, damage_in, written
+from ..run.folder import damage_in, written
 from .pretrained import as_checkpoint
-from .start import Refused
 
 logger = logging.getLogger("tupe.launch")
+
+
+class Refused(ValueError, SystemExit):
+    """A mistake of the user. As a SystemExit it is one line of fairseq's own programs, too."""
+
+    code = property(str)
 
 
 def save(state: Any, path: str, async_write: bool = False) -> None:
@@ -53,64 +57,48 @@ LAST = "checkpoint_last.pt"
 WRITTEN = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt")  # what fairseq calls the others
 
 
-def check_restore(path: str) -> None:
-    """Raise ValueError if the checkpoint of --restore-file is missing: fairseq would train from scratch."""
-    if path and path != LAST and not PathManager.exists(path):
-        raise ValueError(f"--restore-file {path}: no such file; without the option a run resumes its own folder")
+def check_start(restore_file: str | None, continue_once: str | None) -> None:
+    """Raise ValueError for a checkpoint to begin with that is missing, from which fairseq would train from scratch; and
+    for --restore-file, from which a run that is started again would begin again."""
+    if restore_file not in (None, LAST):
+        raise ValueError("--restore-file: give checkpoint.continue_once=FILE, where a run begins and goes on as any")
+    if continue_once and not PathManager.exists(continue_once):
+        raise ValueError(f"checkpoint.continue_once={continue_once}: no such file")
 
 
 def resume_from_newest(config: DictConfig) -> None:
-    """Give a run whose folder has no whole checkpoint_last.pt the newest checkpoint there that is whole.
-
-    fairseq would start over, and then delete or replace it. config: the whole configuration. A checkpoint without the
-    optimizer's state is none to resume from. Raises ValueError if there are checkpoints and all are damaged.
-    """
+    """Give a run whose folder has no whole checkpoint_last.pt the newest checkpoint there that is whole. fairseq would
+    start over, and then delete or replace it. config: the whole configuration. Raises ValueError if there are
+    checkpoints and all are damaged."""
     options = config.checkpoint
-    check_restore(options.restore_file)
-    if options.restore_file != LAST or options.no_save or options.no_last_checkpoints:
+    check_start(options.restore_file, options.continue_once)
+    last, wrong = Path(options.save_dir, LAST), "missing"
+    if options.no_save or options.no_last_checkpoints:
         return
-    folder, wrong = Path(options.save_dir), "missing"
-    last = folder / LAST
     if last.exists():
         if not (damage := damage_in(last)):
             return
         wrong = f"damaged ({damage})"
-    found = [path for path in folder.glob("checkpoint*.pt") if WRITTEN.fullmatch(path.name)]
-    updates = {path: _updates(path, config.model._name) for path in found}
-    for path in sorted(filter(updates.get, found), key=updates.get, reverse=True):
+    found = {path: _updates(path, config.model._name) for path in last.parent.glob("checkpoint*.pt")}
+    found = {path: updates for path, updates in found.items() if WRITTEN.fullmatch(path.name)}
+    for path in sorted(found, key=found.get, reverse=True):
         if damage_in(path) is None:
             logger.warning(
-                f"{last} is {wrong}: resuming from {path} ({updates[path]} updates), the newest that is whole; to "
-                "start over, choose another folder or remove this one"
+                f"{last} is {wrong}: resuming from {path} ({found[path]} updates), the newest that is whole; to start "
+                "over, choose another folder or remove this one"
             )
-            _link(path, last)
+            copy(str(path), str(last))
             return
-    if wrong != "missing" or None in updates.values():
-        remedy = "no other checkpoint there can be loaded; move them away to start over"
-        raise ValueError(f"{last} is {wrong}, and {remedy}")
-    if found:
-        logger.warning(f"{folder}: no checkpoint there has the optimizer's state: the run starts over")
-
-
-def _link(source, path):
-    """Give a checkpoint a second name, which takes no space where the file system can. Nothing writes into either."""
-    try:
-        partial = Path(f"{path}{PARTIAL}")
-        partial.unlink(missing_ok=True)
-        os.link(source, partial)
-        partial.replace(path)
-    except OSError:
-        copy(source, path)
+    if found or wrong != "missing":
+        raise ValueError(f"{last} is {wrong}, and no other there can be loaded; move them away to start over")
 
 
 def _updates(path, architecture):
-    """Updates after which a checkpoint was written, 0 if no run can resume from it for want of the optimizer's state,
-    None if it cannot be read. Does not read the tensors."""
+    """Updates after which a checkpoint was written; 0 if it cannot be read. Does not read the tensors."""
     try:
-        state = read_checkpoint(path, mmap=True, trained=architecture)
-        return num_updates(state) if state["last_optimizer_state"] else 0
+        return num_updates(read_checkpoint(path, mmap=True, trained=architecture))
     except (ValueError, LookupError, TypeError):
-        return None
+        return 0
 
 
 # ------------------------------------------------------------------------------------------- where fairseq itself reads

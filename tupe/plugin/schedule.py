@@ -78,15 +78,14 @@ class ConstantCooldown(FairseqLRScheduler):
 
 
 def count_updates(task: FairseqTask, config: DictConfig) -> int:
-    """Updates in `max_epoch` epochs, counted from the batches that fairseq will make, or `max_update` if that is less.
-    task: one with the order of `ordered`; config: the whole one."""
+    """Updates in `max_epoch` epochs, or `max_update` if that is less. task: one whose data sets are `ordered.Items`;
+    config: the whole one."""
     data, most = config.dataset, config.optimization.max_update
     task.load_dataset(data.train_subset, combine=True)
-    batches = task.get_batch_iterator(
-        task.dataset(data.train_subset), data.max_tokens, data.batch_size,
-        num_shards=config.distributed_training.distributed_world_size, disable_iterator_cache=True,
-    )  # fmt: skip
+    items = task.dataset(data.train_subset)
+    sequences = items.batch_size(data.batch_size, data.max_tokens)
+    batches = math.ceil(len(items) / (sequences * config.distributed_training.distributed_world_size))
     freq = config.optimization.update_freq  # of each epoch; the last one is that of all that follow
     epochs = range(config.optimization.max_epoch)
-    updates = sum(math.ceil(len(batches) / freq[min(epoch, len(freq) - 1)]) for epoch in epochs)
+    updates = sum(math.ceil(batches / freq[min(epoch, len(freq) - 1)]) for epoch in epochs)
     return min(updates, most) if most > 0 else updates

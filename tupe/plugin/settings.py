@@ -4,9 +4,7 @@ not the default. What each of ours means there is in `tupe/config.py`."""
 import ast
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields as fields_of
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 from fairseq.dataclass.configs import FairseqConfig
@@ -18,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..common.options import did_you_mean, split_files
-from ..config import APART, PLACES, flag
+from ..config import APART, PLACES
 from ..run.folder import fingerprint
 from .model import TUNABLE, spell_names
 
@@ -39,20 +37,9 @@ def dataclasses_of(values: Mapping[str, Any]) -> dict[str, type | None]:
     return found
 
 
-def check_parts(values: Mapping[str, Any]) -> None:
-    """Raise ValueError for a part of training whose name fairseq does not know."""
-    for section, known in REGISTERED.items():
-        name = values.get(f"{section}._name")
-        if name is not None and name not in known:
-            ours = [word for word in known if section != "model" or known[word].__module__.startswith("tupe.")]
-            said = f"{'--arch' if section == 'model' else flag(section)}: unknown value {name!r}"
-            raise ValueError(f"{said}{did_you_mean(name, ours)}")
-
-
 def configuration(values: Mapping[str, Any]) -> DictConfig:
     """What fairseq makes of these settings (a test compares them), without its parser and Hydra's, which take seconds.
     values: {"section.key": value}. Raises ValueError for a section, a key or a value that fairseq does not have."""
-    check_parts(values)
     values = {**{place: name for place, name in DEFAULTS.items() if name is not None}, **values}
     sections = dataclasses_of(values)
     config = OmegaConf.create({"_name": None})
@@ -62,15 +49,13 @@ def configuration(values: Mapping[str, Any]) -> DictConfig:
         section, _, key = place.partition(".")
         if section not in sections:
             raise ValueError(f"{place}={value}: no section {section!r}{did_you_mean(section, sections)}")
-        known = [] if sections[section] is None else [field.name for field in fields_of(sections[section])]
-        if key not in known:
-            part = config[section]._name if section in REGISTERED and known else "fairseq"
-            near = did_you_mean(key, known[1:]) if known else ""
-            raise ValueError(f"{place}={value}: {section} {part} has no such setting{near}")
+        if sections[section] is None:
+            raise ValueError(f"{place}={value}: unknown{did_you_mean(values[f'{section}._name'], REGISTERED[section])}")
         try:
             config[section][key] = value
         except OmegaConfBaseException as error:
-            raise ValueError(f"{place}={value}: {str(error).splitlines()[0]}") from None
+            near = "" if key in config[section] else did_you_mean(key, config[section])
+            raise ValueError(f"{place}={value}: {str(error).splitlines()[0]}{near}") from None
     config = OmegaConf.create(OmegaConf.to_container(config, resolve=True, enum_to_str=True))
     OmegaConf.set_struct(config, True)
     return config
@@ -82,16 +67,14 @@ NAMED = ("task", "model", "criterion", "optimizer", "lr_scheduler")
 SECTIONS = ("common", "dataset", "optimization", "checkpoint", *NAMED)
 LEFT_OUT = {place for place, option in PLACES.items() if option.record == APART} | {"common.user_dir", "task.data"}
 LEFT_OUT -= {"task.glue_task"}  # which records of this engine have named from the first on
-RESTORE = "checkpoint.restore_file"
 
 
 def settings(config: DictConfig) -> dict[str, tuple]:
     """{"section.key": (value, default)} of every setting of training, as in JSON. config: the whole configuration.
 
     Batches are those of all processes: `update_freq` is given times their number, and so is the size of a batch of
-    held-out text where only some are scored. A file of position schemes stands for its contents. A checkpoint of the
-    run's own folder is no other place to start from than the default, and the structure of a model that starts from a
-    checkpoint is that checkpoint's.
+    held-out text where only some are scored. A file of position schemes stands for its contents, and the structure of a
+    model that starts from a checkpoint is that checkpoint's.
     """
     found, kinds = {}, dataclasses_of({f"{name}._name": config[name]._name for name in NAMED})
     for section in SECTIONS:
@@ -111,9 +94,6 @@ def settings(config: DictConfig) -> dict[str, tuple]:
         found[f"dataset.{key}"] = processes * (config.dataset[key] or 0) * bool(config.dataset.max_valid_steps), 0
     if files := split_files(found.get("model.position_file", ("", ""))[0] or ""):
         found["model.position_file"] = fingerprint(files), ""
-    folder, restored = Path(config.checkpoint.save_dir).resolve(), Path(config.checkpoint.restore_file)
-    own = config.checkpoint.restore_file == "checkpoint_last.pt" or restored.resolve().parent == folder
-    found[RESTORE] = (None if own else str(restored.resolve())), None
     if config.checkpoint.finetune_from_model:
         taken = {f"model.{key}" for key in config.model if key not in TUNABLE or key == "max_positions"}
         found = {name: pair for name, pair in found.items() if name not in taken}

@@ -42,17 +42,21 @@ _dropped = False  # whether the last update was
 _position = 0, 0  # (epoch, batches of it) after the last whole update
 
 
-def train_step(trainer: Trainer, samples: list, *args, original: Callable, **kwargs) -> Any:
-    """None for an update that is dropped, as fairseq's own for one without a result."""
+def train_step(trainer: Trainer, samples: list, raise_oom: bool = True, *, original: Callable) -> Any:
+    """None for an update that is dropped, as fairseq's own for one without a result.
+
+    fairseq fills up a process that has fewer batches than others at the end of an epoch with empty ones: where one
+    comes last, it would count the process's whole update as nothing, but for its gradients."""
     global _dropped
     active = recorded.active()
     stop.begin(trainer.get_num_updates())
+    passes = Passes([sample for sample in samples if sample] or samples[:1])
     if active:
-        active.progress.begin(trainer.get_num_updates(), len(samples))
-    passes = Passes(samples)
+        active.progress.begin(trainer.get_num_updates(), len(passes))
     passes.together = trainer.is_fsdp
     try:
-        output = original(trainer, passes, *args, **kwargs)
+        # Else fairseq would leave out a batch for which there is no memory: less than the record says.
+        output = original(trainer, passes, raise_oom=True)
     except Dropped:
         if stop.is_at_start(trainer.get_num_updates()):
             raise SystemExit(STOPPED) from None

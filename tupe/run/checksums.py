@@ -125,11 +125,10 @@ def check(path: str | Path) -> None:
         return
     home, entry = find(path)
     if entry is not None:
-        small = entry["size"] <= SAMPLES * SAMPLE
-        wrong = _differs(path, entry)
-        if not wrong and not small and not _is_noted(identity, entry["sha256"]):
+        wrong, large = _differs(path, entry), entry["size"] > SAMPLES * SAMPLE
+        if large and not wrong and not _is_noted(identity, entry["sha256"]):
             logger.info(f"comparing {path} ({entry['size'] / 1e9:.1f} GB) with its checksum, once on this machine")
-            wrong = "" if sha256(path) == entry["sha256"] else "its content"
+            wrong = _differs(path, entry, sha256)
             if not wrong:
                 _note(identity, entry["sha256"])
         if wrong:
@@ -160,11 +159,12 @@ def _entries(folder: Path) -> dict[str, dict]:
     return read_signed(folder / NAME).get("files", {})
 
 
-def _differs(path, entry):
-    """In what a file differs from its entry, at a look; "" for nothing."""
+def _differs(path, entry, digest=None):
+    """In what a file differs from its entry; "" for nothing. digest: of all of it; None: at a look."""
     if (size := path.stat().st_size) != entry["size"]:
         return f"its size ({size:,} bytes, {entry['size']:,} were written)"
-    return "" if fingerprint([path]) == entry["sample"] else "its content"
+    same = digest(path) == entry["sha256"] if digest else fingerprint([path]) == entry["sample"]
+    return "" if same else "its content"
 
 
 def _identity(path):
@@ -218,9 +218,8 @@ def damage(path: Path, entry: dict | None, progress: Callable[[int], Any] = lamb
         except ValueError as error:
             return str(error).partition(": ")[2] or str(error)
         return None
-    if path.stat().st_size != entry["size"]:
-        return f"{path.stat().st_size:,} bytes, {entry['size']:,} were written"
-    return None if sha256(path, progress) == entry["sha256"] else "another content than was written"
+    wrong = _differs(path, entry, lambda file: sha256(file, progress))
+    return f"{wrong} is not what was written" if wrong else None
 
 
 def damaged(folder: Path) -> str | None:

@@ -4,7 +4,6 @@ library."""
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -143,13 +142,9 @@ def fingerprint(files: Iterable[str | Path]) -> str:
 
 
 def damage_in(path: str | Path) -> str | None:
-    """What is wrong with a file of weights or of training's state, in a few words; None if it is whole: safetensors of
-    the length that their header says, or a zip archive, as torch writes it, with the right checksum of every part.
-    Needs no torch."""
-    path = Path(path)
+    """What is wrong with a file of torch's, in a few words; None if it is whole: a zip archive with the right checksum
+    of every part. Needs no torch."""
     try:
-        if path.suffix == ".safetensors":
-            return _damage_in_safetensors(path)
         with zipfile.ZipFile(path) as archive:
             name = archive.testzip()
             if name is not None:
@@ -159,26 +154,16 @@ def damage_in(path: str | Path) -> str | None:
         return str(error).partition("\n")[0][:80] or type(error).__name__
 
 
-def _damage_in_safetensors(path):
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size)) if size < 2**27 else {}
-    ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
-    return None if ends and path.stat().st_size == 8 + size + max(ends) else f"{path.name} is cut off"
-
-
 # --------------------------------------------------------------------------------------------------------------- locks
 
-_held = {}  # lock file -> open file, locked until the process ends: of the folders of runs
-_owned = {}  # and of what else a command writes
+_held = {}  # lock file -> open file: of the folders of runs until the process ends, and of what else a command writes
 
 
 def _forget():
     """A lock is its process's: workers and data workers, which are copies of it, do not hold it when it is killed."""
-    for file in (*_held.values(), *_owned.values()):
+    for file in _held.values():
         file.close()
     _held.clear()
-    _owned.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -215,7 +200,7 @@ def lock(folder: str | Path) -> bool:
 
 def held() -> list[Path]:
     """The folders of runs that this process has locked, the last first."""
-    return [path.parent for path in reversed(_held)]
+    return [path.parent for path in reversed(_held) if path.name == "lock"]
 
 
 def unlock(folder: str | Path) -> None:
@@ -242,7 +227,7 @@ def owned(path: str | Path) -> Iterator[None]:
     deleted. Raises BlockingIOError if another process writes it."""
     path = Path(path).resolve()
     lock = path.parent / f".{path.name}.lock"
-    if lock in _owned:  # by the command that this is a part of
+    if lock in _held:  # by the command that this is a part of
         yield
         return
     with naming(path):
@@ -250,14 +235,14 @@ def owned(path: str | Path) -> Iterator[None]:
         file = _locked(lock)
     if file is None:
         raise BlockingIOError(f"another process is writing {path}; wait for it, or choose another name")
-    _owned[lock] = file
+    _held[lock] = file
     try:
         remove_partial(path.parent, f"{path.name}.")
         remove_partial(path)
         yield
     finally:
         lock.unlink(missing_ok=True)
-        if _owned.pop(lock, None):
+        if _held.pop(lock, None):
             file.close()
 
 

@@ -16,6 +16,7 @@ from .record import STALLED
 
 logger = logging.getLogger(__name__)
 
+SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: one of the nodes may be gone (as for NCCL)
 FEW = 5  # updates, after which the estimate is a better one
 SILENCE = 40  # seconds without a line of progress
 LONG = 7 * 24 * 3600  # seconds that a CPU trains without asking

@@ -12,6 +12,7 @@ import logging
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -50,9 +51,8 @@ class Record:
     layout: of a task with labels of its own, see `Glue.plain`. changes: what changed when it was resumed,
     {"num_updates": from here on, name: [old, new]}. scores: one entry per validation and split, unrounded: epoch,
     num_updates, split, loss (`loss_unit` in pre-training), the metrics, best (whether it was the best so far).
-    shortened: {split: number of inputs that were cut to the model's length}. failure: {"reason":
-    one line, "status": exit status}. A record without `started_at` is of a process that ended before the first update:
-    the run that begins in this folder may be any.
+    failure: {"reason": one line, "status": exit status}. A record without `started_at` is of a process that ended
+    before the first update: the run that begins in this folder may be any.
     """
 
     task: str = ""
@@ -81,7 +81,6 @@ class Record:
     failure: dict | None = None
     changes: list = field(default_factory=list)
     scores: list = field(default_factory=list)
-    shortened: dict = field(default_factory=dict)
 
     IDENTITY = (
         "task", "architecture", "seed", "lr", "splits", "pretrained", "pretrained_updates", "pretrained_weights",
@@ -112,7 +111,8 @@ class Record:
         changed = dict(self._settings(earlier))
         changed |= {name: (getattr(earlier, name), getattr(self, name)) for name in self.OF_A_START}
         changed = {name: list(pair) for name, pair in changed.items() if pair[0] != pair[1]}
-        self.scores, self.started_at = earlier.scores, earlier.started_at
+        self.scores = [entry for entry in earlier.scores if entry["num_updates"] <= updates]
+        self.started_at = earlier.started_at
         self.changes = earlier.changes + ([{"num_updates": updates, **changed}] if changed else [])
 
     @property
@@ -245,7 +245,10 @@ def note_failure(folder: str | Path, reason: str, status: int) -> None:
     signal N has -N, or 128 + N, and its run stays open, as that of one that was `STOPPED`."""
     if is_locked(folder):
         return  # another process has begun the run again
-    record = _read_or_new(folder)
+    try:
+        record = read(folder) or Record()
+    except ValueError:
+        record = Record()
     if record.state == "finished":
         return  # what failed was another run that did not belong here
     record.failure = {"reason": reason, "status": status}
@@ -254,21 +257,6 @@ def note_failure(folder: str | Path, reason: str, status: int) -> None:
     else:
         record.state = "stopped"
     record.save(folder)
-
-
-def clear_failure(folder: str | Path) -> None:
-    """Make a failed run an open one, which the next start resumes."""
-    record = _read_or_new(folder)
-    if record.failure and not is_locked(folder):
-        record.finished_at, record.state, record.failure = None, "stopped", None
-        record.save(folder)
-
-
-def _read_or_new(folder):
-    try:
-        return read(folder) or Record()
-    except ValueError:
-        return Record()
 
 
 # ------------------------------------------------------------------------------------------------- facts of a process
@@ -297,15 +285,9 @@ def versions() -> dict:
 
 
 def git_commit() -> str | None:
-    """Commit of this source tree, marked if files differ from it; None outside of a repository."""
-    here = Path(__file__)
-
-    def said(*words):
-        return subprocess.run(["git", "-C", str(here.parent), *words], capture_output=True, text=True, check=False)
-
-    try:
-        if said("ls-files", "--error-unmatch", here.name).returncode:  # installed in another project's folder
-            return None
-        return said("describe", "--always", "--dirty", "--abbrev=12").stdout.strip() or None
-    except FileNotFoundError:
+    """Commit of this source tree, marked if files differ from it; None outside of a repository of its own."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists() or not shutil.which("git"):  # installed, maybe in another project's folder
         return None
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or None

@@ -72,14 +72,6 @@ class Stop:
     def __init__(self):
         self.signal = self.start = self.agreement = self.pipe = None
 
-    def begin(self, updates: int) -> None:
-        if self.start is None:
-            self.start = updates
-            import torch  # only here: commands that do not train start without it
-
-            if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-                self.agreement = Agreement(torch.distributed.distributed_c10d._get_default_store())
-
     def receive(self, number: int, frame: Any) -> None:
         if self.start is None:
             raise SystemExit(STOPPED)
@@ -98,10 +90,6 @@ class Stop:
             if number[0] in SIGNALS and time.monotonic() - since > ONE_REQUEST:
                 os._exit(STOPPED)
         os.close(reader)
-
-    def goes_on(self, together: bool) -> bool:
-        asked = self.signal is not None
-        return self.agreement.goes_on(asked, together) if self.agreement else not asked
 
     def close(self) -> None:
         if self.pipe:
@@ -145,14 +133,22 @@ os.register_at_fork(after_in_child=_shield_child)
 def begin(updates: int) -> None:
     """Called before the first pass of every update, of which `updates` are done. From here on a signal is noted, and
     `goes_on` tells of it; before, it ends training at once."""
-    if _stop is not None:
-        _stop.begin(updates)
+    if _stop is None or _stop.start is not None:
+        return
+    _stop.start = updates
+    import torch  # only here: commands that do not train start without it
+
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        _stop.agreement = Agreement(torch.distributed.distributed_c10d._get_default_store())
 
 
 def goes_on(together: bool) -> bool:
     """Whether the next pass is to be computed; of several processes, all that compute the same get the same answer.
     together: it needs all processes, as the last of an update does, in which they exchange gradients."""
-    return _stop is None or _stop.goes_on(together)
+    if _stop is None:
+        return True
+    asked = _stop.signal is not None
+    return _stop.agreement.goes_on(asked, together) if _stop.agreement else not asked
 
 
 def is_at_start(updates: int) -> bool:

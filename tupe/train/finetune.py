@@ -67,7 +67,6 @@ class Finetuning(Loop):
         self.name = glue_name(recipe.glue_task, data)
         names = [recipe.train_subset, *recipe.valid_subset.split(",")]
         parts = {name: Examples(Path(data, self.name), name, recipe.model.max_positions) for name in names}
-        self.run.record.shortened = {name: part.shortened for name, part in parts.items() if part.shortened}
         return new_model(recipe, self.name), parts.pop(recipe.train_subset), parts
 
     def scores_of(self, split: str, dataset: Examples) -> dict:
@@ -79,8 +78,6 @@ class Finetuning(Loop):
         if split == next(iter(self.splits)):
             self.is_best = best
         if self.run.writes:
-            folder = self.run.folder / "predictions"
-            folder.mkdir(exist_ok=True)
-            for tag in ["last"] + ["best"] * self.is_best:
-                write_predictions(TASKS[self.name], predictions, dataset.targets, folder / f"{split}_{tag}.tsv")
+            glue, folder = TASKS[self.name], self.run.folder
+            write_predictions(glue, predictions, dataset.targets, folder, split, self.is_best)
         return scores

@@ -8,32 +8,28 @@ from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ..checkpoints.trained import check_dictionary, read_model
-from ..common.active import refuse
+from ..common.active import device, refuse
 from ..common.options import split_files
 from ..common.recipes import ARCH, Settings
 from ..config import APART, FINETUNE, PLACES, PRETRAIN
 from ..data.batches import Batches
 from ..data.blocks import Blocks, fingerprint_of
-from ..data.glue import TASKS, check_glue, glue_name
+from ..data.glue import TASKS, glue_name
 from ..data.splits import Split, files_of, folders_of, prefixes_of, read_symbols
 from ..positions import load_scheme_file
-from ..run.folder import fingerprint
-from ..run.progress import Progress
+from ..run.folder import fingerprint, remove_partial
+from ..run.progress import SECONDS_WITHOUT_PROGRESS, Progress
 from ..run.record import Record
 from ..run.stop import stoppable
-from ..run.torchrun import check_environment
 from .saved import TrainRun, newest, newest_whole, publish
 from .settle import Settled, settle
-from .trackers import check_trackers
 
 logger = logging.getLogger("tupe.train")
 
-SECONDS_WITHOUT_PROGRESS = 600  # after which processes of several nodes end: one of the nodes may be gone (as for NCCL)
 DEFAULTS = {"engine": "fairseq", **{place: known.default for place, known in PLACES.items()}}
 
 
@@ -47,23 +43,15 @@ def prepare(
     settled = settle(settings, processes, micro_batch_size, gpus)
     if settled.ddp_backend == "fully_sharded" and processes == 1:
         raise ValueError("--ddp-backend fully_sharded needs several processes: --gpus or --nodes")
-    check_trackers(settled)
-    about = Record()
-    if not dry_run:
-        about = new_record(settled, data, processes)
-        # a folder of another run is refused before anything is started
-        TrainRun(about, Path(settled.save_dir).resolve(), False).read(DEFAULTS)
     shown = yaml.safe_dump({**settled.values, ARCH: settled.architecture}, sort_keys=True).rstrip()
-    return shown, partial(train, settled, about, str(data), processes, gpus)
+    return shown, partial(train, settled, str(data), processes, gpus)
 
 
-# ----------------------------------------------------------------------------------------------------------- the record
-
-
-def new_record(settled: Settled, data: Path | str, processes: int) -> Record:
+def new_record(settled: Settled, data: str, processes: int) -> Record:
     """The record of a run before it begins. data: as `folders_of` reads it. Raises ValueError for a split that is not
-    there, or not whole."""
-    symbols, is_pretraining = read_symbols(folders_of(data)[0]), settled.command == PRETRAIN
+    there, and for a model to start from that has another dictionary."""
+    folder, is_pretraining = folders_of(data)[0], settled.command == PRETRAIN
+    symbols, splits = read_symbols(folder), settled.valid_subset.split(",")
     same = {"optimizer._name", "criterion._name", "optimization.lr"}  # the first two: by any name, the same numbers
     same |= set() if is_pretraining else {"lr_scheduler._name"}
     if not (is_pretraining and settled.max_valid_steps):
@@ -74,56 +62,30 @@ def new_record(settled: Settled, data: Path | str, processes: int) -> Record:
     config["optimization.update_freq"] = [steps * processes for steps in settled.update_freq]
     if own := split_files(settled.position_file):
         config["model.position_file"] = fingerprint(own)
-    of_data = of_text(settled, data, symbols) if is_pretraining else of_glue(settled, Path(data))
+    if is_pretraining:
+        if settled.disable_validation:  # what the folder holds is the same run
+            splits = [name for name in splits if (folder / f"{name}.idx").is_file()]
+        prefixes = [prefix for name in (settled.train_subset, *splits) for prefix in prefixes_of(data, name)]
+        task, metrics, layout, files = "masked_lm", [], None, files_of(prefixes)
+    else:
+        task, names = glue_name(settled.glue_task, folder), (settled.train_subset, *splits)
+        metrics, layout = list(TASKS[task].metrics), TASKS[task].plain()
+        files = [path for name in names for path in sorted((folder / task).glob(f"*/{name}.*"))]
+    pretrained = {}
+    if settled.finetune_from_model:
+        trained = read_model(settled.finetune_from_model, mmap=True)
+        check_dictionary(trained.weights, folder / "dict.txt")
+        pretrained = trained.origin()
     return Record(
-        architecture=settled.architecture, variant=settled.variant, seed=settled.seed, lr=settled.lr[0],
-        data_folder=":".join(os.path.abspath(folder) for folder in folders_of(data)),
-        dictionary=fingerprint_of(symbols), config={"engine": "torch", **config}, **of_data,
+        task=task, architecture=settled.architecture, variant=settled.variant, seed=settled.seed, lr=settled.lr[0],
+        budget={name: getattr(settled, name) for name in ("max_epoch", "max_update") if getattr(settled, name) > 0},
+        splits=splits, data=fingerprint(files), data_folder=":".join(map(os.path.abspath, folders_of(data))),
+        dictionary=fingerprint_of(symbols), config={"engine": "torch", **config}, metrics=metrics, layout=layout,
+        **pretrained,
     )  # fmt: skip
 
 
-def of_text(settled: Settled, data: Path | str, symbols: list[str]) -> dict[str, Any]:
-    """What the record of a pre-training says of its data."""
-    splits, first = settled.valid_subset.split(","), folders_of(data)[0]
-    if settled.disable_validation:  # what the folder holds is the same run
-        splits = [name for name in splits if (first / f"{name}.idx").is_file()]
-    names = [settled.train_subset, *splits]
-    prefixes = [prefix for name in names for prefix in prefixes_of(data, name)]
-    for prefix in prefixes:
-        Split(prefix, len(symbols))  # raises ValueError for one that is not whole
-    start = start_of(settled, first) if settled.finetune_from_model else {}
-    return {
-        "task": "masked_lm", "splits": splits,
-        "budget": {name: getattr(settled, name) for name in ("max_epoch", "max_update") if getattr(settled, name) > 0},
-        "data": fingerprint(files_of(prefixes)), **start,
-    }  # fmt: skip
-
-
-def of_glue(settled: Settled, data: Path) -> dict[str, Any]:
-    """What the record of a fine-tuning says of its data, and of its model. Raises ValueError for what is not there."""
-    name, splits = glue_name(settled.glue_task, data), settled.valid_subset.split(",")
-    used = (settled.train_subset, *splits)
-    for split in used:
-        check_glue(data / name, split, labelled=True)
-    files = [path for split in used for path in sorted(Path(data, name).glob(f"*/{split}.*"))]
-    return {
-        "task": name, "budget": {"max_epoch": settled.max_epoch}, "splits": splits,
-        "metrics": list(TASKS[name].metrics), "data": fingerprint(files), "layout": TASKS[name].plain(),
-        **start_of(settled, data),
-    }  # fmt: skip
-
-
-def start_of(settled: Settled, data: Path) -> dict[str, Any]:
-    """What the record says of the model to start from. Raises ValueError if the data has another dictionary."""
-    trained = read_model(settled.finetune_from_model, mmap=True)
-    check_dictionary(trained.weights, data / "dict.txt")
-    return trained.origin()
-
-
-# ------------------------------------------------------------------------------------------------------------- training
-
-
-def train(settled: Settled, about: Record, data: str, processes: int, gpus: int, yes: bool = False) -> None:
+def train(settled: Settled, data: str, processes: int, gpus: int, yes: bool = False) -> None:
     """Train in this process, as one of several if torchrun started it. yes: however long it takes on a CPU.
 
     Raises ValueError for a mistake of the user, BlockingIOError if another process trains in the folder, OSError if the
@@ -134,36 +96,36 @@ def train(settled: Settled, about: Record, data: str, processes: int, gpus: int,
     from .loop import join
     from .pretrain import Pretraining
 
-    check_environment(processes)
     folder, symbols = Path(settled.save_dir).resolve(), read_symbols(folders_of(data)[0])
     try:
         with stoppable():
             updates = length_of(settled, data, symbols, processes)
             place = join(gpus, settled.cpu, processes)
-            on_cpu = place.device.type == "cpu"
+            about = new_record(settled, data, processes)
             run = TrainRun(about, folder, place.rank == 0)
-            run.begin(DEFAULTS, on_cpu)
+            run.read(DEFAULTS)  # the folder of another run stays as it is
+            run.lock()
+            run.read(DEFAULTS)  # another process may have begun or ended since
+            if run.writes:
+                remove_partial(folder)
+                about.begin(device(place.device.type == "cpu"))
             place.wait()  # the first has tidied up the folder
-            start, _ = newest(folder)
+            start, checkpoint = newest_whole(folder)
             finished = run.earlier and run.earlier.state == "finished"
             if finished and (start >= updates or run.earlier.budget == about.budget):  # even if only the model is left
                 logger.warning(f"{folder} holds the finished run already: nothing to train")
                 run.unlock()
                 return
-            try:
-                if finished and not start:
-                    raise ValueError(
-                        f"{folder} holds a finished run, but no checkpoint-N to go on from; choose another folder"
-                    )
-                if start > updates:
-                    raise ValueError(f"{folder} has {start} updates; valid: at least {start}, or another folder")
-                start, checkpoint = newest_whole(folder)
-            except ValueError:
-                run.unlock()
-                raise
-            run.go_on(start)
+            if finished and not start:
+                raise ValueError(
+                    f"{folder} holds a finished run, but no checkpoint-N to go on from; choose another folder"
+                )
+            if start > updates:
+                raise ValueError(f"{folder} has {start} updates; valid: at least {start}, or another folder")
+            if run.earlier:
+                about.go_on(run.earlier, start)
             timeout = SECONDS_WITHOUT_PROGRESS if processes > max(gpus, 1) else 0
-            run.progress = Progress(updates, on_cpu, run.writes, yes, timeout, note=run.note_stall)
+            run.progress = Progress(updates, place.device.type == "cpu", run.writes, yes, timeout, run.note_stall)
             about.versions |= {name: metadata.version(name) for name in ("transformers", "safetensors")}
             with run.recorded():
                 if start < updates:  # else it was killed after its last checkpoint

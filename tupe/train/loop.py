@@ -50,7 +50,6 @@ from ..run.folder import PARTIAL, naming, write_atomically
 from ..run.record import STOPPED, command_line
 from .saved import OPTIMIZER, STATE, WEIGHTS, TrainRun, keep, publish, put_in_place
 from .settle import Settled
-from .trackers import trackers
 
 logger = logging.getLogger("tupe.train")
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # of a model of which each process holds a part
@@ -141,6 +140,27 @@ def rate_of(recipe: Settled, updates: int) -> Callable[[int], float]:
     if recipe.lr_scheduler == "constant_cooldown":
         return partial(rates.constant, **schedule, cooldown=recipe.cooldown_updates)
     return partial(rates.polynomial, **schedule)
+
+
+def trackers(
+    recipe: Settled, run: TrainRun
+) -> list[tuple[Callable[[dict[str, float], int], object], Callable[[], object]]]:
+    """(to be called with what is logged after an update, to be called at the end) of each program that a run reports
+    to."""
+    found: list = []
+    if recipe.tensorboard_logdir:
+        from tensorboardX import SummaryWriter
+
+        writer = SummaryWriter(recipe.tensorboard_logdir, flush_secs=10)
+        found.append(
+            (lambda values, update: [writer.add_scalar(*pair, update) for pair in values.items()], writer.close)
+        )
+    if recipe.wandb_project:
+        import wandb  # type: ignore[import-not-found]
+
+        wandb.init(project=recipe.wandb_project, dir=str(run.folder), config=run.record.config)
+        found.append((lambda values, update: wandb.log(values, step=update), wandb.finish))
+    return found
 
 
 class Loop:
@@ -395,9 +415,7 @@ class Loop:
         lacking = set_model_state_dict(self.model, weights, options=options)
         assert not lacking.unexpected_keys, lacking
         state = load_safely(checkpoint / OPTIMIZER, mmap=True)
-        set_optimizer_state_dict(
-            self.model, self.optimizer, state["optimizer"], options=StateDictOptions(full_state_dict=True)
-        )
+        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"], options=WHOLE)
         if self.half_copy:
             self.half_copy.give_weights()
         self.scaler.load_state_dict(state["scaler"])

@@ -9,10 +9,9 @@ from .. import hf  # noqa: F401  (what is written here is read through the Auto 
 from ..checkpoints.trained import read_model
 from ..configuration_tupe import NAMES, TupeConfig
 from ..data.batches import held_out
-from ..data.blocks import Blocks
 from ..data.loader import collate
-from ..data.masks import IGNORED, MaskedBlocks
-from ..data.splits import HELD_OUT_SEED, prefixes_of
+from ..data.masks import MaskedBlocks, masked_blocks
+from ..data.splits import HELD_OUT_SEED
 from ..encoder import Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM
 from .loop import Loop
@@ -58,19 +57,15 @@ class Pretraining(Loop):
 
     def build(self, data: str, symbols: list[str]) -> tuple[ForPretraining, MaskedBlocks, dict[str, MaskedBlocks]]:
         recipe = self.recipe
-        shares = recipe.mask_prob, recipe.leave_unmasked_prob, recipe.random_token_prob
+        shares = {name: getattr(recipe, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
 
-        def masked_blocks(split, seed):
-            blocks = Blocks(prefixes_of(data, split), recipe.tokens_per_sample, symbols)
-            masked = MaskedBlocks(blocks, symbols, seed, *shares)
-            if not any((masked[1, i][1] != IGNORED).any() for i in range(len(masked))):  # as a rule, the first one has
-                raise ValueError(f"{data}: {split!r} has too little text: none of its tokens is masked")
-            return masked
+        def blocks_of(split, seed):
+            return masked_blocks(data, split, recipe.tokens_per_sample, symbols, seed, **shares)
 
         names = [] if recipe.disable_validation else recipe.valid_subset.split(",")
-        splits = {name: masked_blocks(name, HELD_OUT_SEED) for name in names}
+        splits = {name: blocks_of(name, HELD_OUT_SEED) for name in names}
         model = new_model(recipe.model, len(symbols), recipe.seed, recipe.compile, recipe.finetune_from_model)
-        return model, masked_blocks(recipe.train_subset, recipe.seed), splits
+        return model, blocks_of(recipe.train_subset, recipe.seed), splits
 
     def scores_of(self, split: str, dataset: MaskedBlocks) -> dict:
         size, most = self.recipe.batch_size_valid, self.recipe.max_valid_steps

@@ -6,9 +6,9 @@ import re
 import shutil
 from pathlib import Path
 
-from ..common.active import Run, device
+from ..common.active import Run
 from ..run import checksums
-from ..run.folder import PARTIAL, damage_in, remove_partial
+from ..run.folder import PARTIAL
 from ..run.record import NAME, command_line
 
 logger = logging.getLogger("tupe.train")
@@ -34,12 +34,7 @@ def newest_whole(folder: Path) -> tuple[int, Path | None]:
     over."""
     wrong = None
     for updates, path in reversed(checkpoints(folder).items()):
-        if (path / checksums.NAME).exists():
-            damage = checksums.damaged(path)
-        else:  # of a version without them
-            found = ((name, damage_in(path / name)) for name in (WEIGHTS, OPTIMIZER))
-            damage = next((f"{name}: {said}" for name, said in found if said), None)
-        if damage is None:
+        if (damage := checksums.damaged(path)) is None:
             if wrong:
                 logger.warning(f"{wrong}: resuming from {path}, which is whole")
             return updates, path
@@ -83,42 +78,16 @@ def publish(checkpoint: Path, folder: Path) -> None:
     checksums.seal(folder, names, command_line(), known)
 
 
-def foreign(folder: Path) -> str | None:
-    """What a folder without a run holds of another program, which a run would replace; copies of a run's checkpoints
-    are not foreign."""
-    if (folder / NAME).exists() or checkpoints(folder):
-        return None
-    models = ("config.json", "*.safetensors", "pytorch_model*.bin", "checkpoint*.pt", "checkpoint-*[0-9]")
-    return next((path.name for pattern in models for path in sorted(folder.glob(pattern))), None)
-
-
 class TrainRun(Run):
     """A run that this engine trains in this process."""
 
     def read(self, defaults: dict) -> None:
         """As for any run. Raises ValueError for a folder of another program, too."""
         super().read(defaults)
-        if not self.earlier and (found := foreign(self.folder)):
-            raise ValueError(f"{self.folder} holds {found}, which is of no run known here; choose another folder")
-
-    def begin(self, defaults: dict, cpu: bool) -> None:
-        """Lock the folder, read what it holds, and tidy it up. cpu: whether it is trained there even if there is a
-        GPU. Raises BlockingIOError, and ValueError for another run's folder."""
-        self.lock()
-        try:
-            self.read(defaults)
-            if self.writes:
-                remove_partial(self.folder)
-                self.record.begin(device(cpu))
-        except (ValueError, OSError):
-            self.unlock()
-            raise
-
-    def go_on(self, start: int) -> None:
-        """Take over what the run has done so far. start: updates of the checkpoint that it goes on from."""
-        if self.earlier:
-            self.record.go_on(self.earlier, start)
-            self.record.scores = [entry for entry in self.record.scores if entry["num_updates"] <= start]
+        if not ((self.folder / NAME).exists() or checkpoints(self.folder)):  # copies of checkpoints are a run
+            models = ("config.json", "*.safetensors", "pytorch_model*.bin", "checkpoint*.pt", "checkpoint-*[0-9]")
+            if found := [path for pattern in models for path in self.folder.glob(pattern)]:
+                raise ValueError(f"{found[0]} is of no run known here; choose another folder")
 
     def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
         """Returns whether this validation is the best so far."""

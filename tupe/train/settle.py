@@ -65,15 +65,14 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     model = ModelConfig(**{**config, **{ours: values[place] for place, ours in MODEL.items() if place in values}})
     if command == PRETRAIN:
         if known:
-            check_same_model(known.config, model, checkpoint)
+            here = differing(vars(model), vars(known.config))
+            there = differing(vars(known.config), vars(model))
+            if wrong := [f"{name}={value} in the checkpoint, {here[name]} here" for name, value in there.items()]:
+                raise ValueError(f"the model contradicts the checkpoint {checkpoint}: {'; '.join(wrong)}")
         values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")}
         architecture = named(architecture, model.position, model.cls)
         plain = plain_options(architecture)
-    differs = {
-        THEIRS[name]: value
-        for name, value in vars(model).items()
-        if name not in FREE and str(value) != str(plain[name])
-    }
+    differs = differing(vars(model), plain)
     defaults |= places_of(plain, defaults)
     own = {option.name: values[option.place] for option in OPTIONS.values() if option.place in values}
     settled = Settled(
@@ -91,16 +90,9 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     return settled
 
 
-def check_same_model(trained: ModelConfig, model: ModelConfig, checkpoint: str) -> None:
-    """Raise ValueError if the model that is to be trained has another structure than the checkpoint that it starts
-    from."""
-    wrong = [
-        f"{THEIRS[name]}={value} in the checkpoint, {getattr(model, name)} here"
-        for name, value in vars(trained).items()
-        if name not in FREE and value != getattr(model, name)
-    ]
-    if wrong:
-        raise ValueError(f"the model contradicts the checkpoint {checkpoint}: {'; '.join(wrong)}")
+def differing(model: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """{name here: value} of options of `ModelConfig` that define what it computes, and that `other` has otherwise."""
+    return {THEIRS[name]: value for name, value in model.items() if name not in FREE and str(value) != str(other[name])}
 
 
 def places_of(model: dict[str, Any], valid: dict[str, Any]) -> dict[str, Any]:
