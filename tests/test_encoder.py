@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from tupe.encoder import (
     LayerInputs,
     LMHead,
     ModelConfig,
-    ModelOptions,
     Shared,
 )
 from tupe.packing import NO_PADDING
@@ -98,7 +96,6 @@ def test_equals_released_implementation(which, case):
 FORMULAS = {  # logits of the real keys of one row -> weights
     "softmax": lambda row: [math.exp(b) / sum(map(math.exp, row)) for b in row],
     "l2": lambda row: [math.exp(b) / math.sqrt(sum(math.exp(2 * c) for c in row)) for b in row],
-    "exp": lambda row: [math.exp(b) for b in row],
     "relu2": lambda row: [max(b, 0) ** 2 / len(row) for b in row],
     "swish_l2": lambda row: [swish(b) / math.sqrt(sum(swish(c) ** 2 for c in row)) for b in row],
 }
@@ -154,8 +151,6 @@ def test_gated_attention_unit_formula(normaliser):
 
 
 def test_options_are_those_of_the_configuration():
-    """Type checkers and editors read them in `ModelOptions`."""
-    assert get_type_hints(ModelOptions) == {option.name: option.type for option in fields(ModelConfig)}
     for wrong, right in {"wdith": "width", "seperator": "separator", "Dropout": "dropout"}.items():
         with pytest.raises(TypeError, match=f"^Encoder has no option {wrong!r}; did you mean {right!r}[?]$"):
             Encoder(20, 1, **{"layers": 1, wrong: 2})

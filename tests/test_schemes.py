@@ -552,7 +552,7 @@ INPUT = torch.randn(B, L, H * D, generator=torch.Generator().manual_seed(6), dty
 
 
 def in_layer(positions, index):
-    return LayerContext(index, positions.token_positions(L), project, lambda: INPUT)
+    return LayerContext(index, positions.token_positions(L), project, lambda: INPUT, scale=positions.scale)
 
 
 # The last of three layers, and of what layers have their own of, or take turns with, the first.

@@ -102,10 +102,6 @@ class Backend:
         everything."""
         raise NotImplementedError
 
-    def for_outputs(self, output_indices: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
-        """`prepared` of a layer where only the tokens at output_indices [n], into the flattened batch, are read."""
-        return prepared
-
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Any, scale: float, dropout: float
     ) -> tuple[Tensor, Tensor | None]:
@@ -215,11 +211,6 @@ def l2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     return torch.exp(logits - torch.logsumexp(2 * logits, dim=-1, keepdim=True) / 2)
 
 
-def exp(logits: Tensor, key_mask: Tensor | None) -> Tensor:
-    """e^b, without a denominator."""
-    return mask(torch.exp(logits), key_mask)
-
-
 def relu2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     """relu(b)^2 / n with n real keys (GAU: Hua et al., 2022)."""
     n = logits.size(-1) if key_mask is None else key_mask.sum(-1, keepdim=True).clamp(min=1)
@@ -235,4 +226,4 @@ def mask(weights: Tensor, key_mask: Tensor | None) -> Tensor:
     return weights if key_mask is None else weights.masked_fill(~key_mask, 0)  # exactly 0 at padding
 
 
-NORMALISERS = {"softmax": softmax, "l2": l2, "exp": exp, "relu2": relu2, "swish_l2": swish_l2}
+NORMALISERS = {"softmax": softmax, "l2": l2, "relu2": relu2, "swish_l2": swish_l2}

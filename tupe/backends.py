@@ -8,20 +8,11 @@ from .backend_sdpa import Sdpa
 from .backend_triton import Triton, wins
 from .positions import Positions
 from .tracing import is_traced, is_transformed
-from .windows import Chunking, Windowed
 
-__all__ = ["BACKENDS", "choose", "make"]
+__all__ = ["BACKENDS", "choose"]
 
 # By the name that the option `attention` knows.
 BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa, "triton": Triton}
-
-
-def make(name: str, positions: Positions, normaliser: str) -> Backend:
-    """The backend with this name, even if it cannot compute the model."""
-    if name == "plain":
-        return Plain(normaliser)
-    backend = BACKENDS[name]()
-    return Windowed(backend) if positions.having["reach"] and isinstance(backend, Chunking) else backend
 
 
 def choose(
@@ -30,12 +21,10 @@ def choose(
     """(backend, reason) for a forward pass; request: a name from BACKENDS, or "auto".
 
     dtype: of the queries. length: of the sequences. Raises ValueError, with the reason, if the requested backend cannot
-    compute what the model needs, or none can in this precision.
+    compute what the model needs.
     """
     if request not in ("auto", *BACKENDS):
         raise ValueError(f"unknown attention backend {request!r}; valid: auto, {', '.join(BACKENDS)}")
-    if normaliser == "exp" and dtype == torch.float16:
-        raise ValueError("normaliser exp overflows in float16 from logits of 11 on; valid: bfloat16, float32")
     name, reason = request, "as requested"
     if request == "auto":
         name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"
@@ -45,7 +34,7 @@ def choose(
             name, reason = "sdpa", "which compiled code is not interrupted for"
         elif name == "sdpa" and triton_wins(positions, normaliser, device, dtype, length):
             name, reason = "triton", "measured to be the fastest here"
-    backend = make(name, positions, normaliser)
+    backend = Plain(normaliser) if name == "plain" else BACKENDS[name]()
     obstacle = backend.refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":
         raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")

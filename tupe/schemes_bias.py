@@ -1,8 +1,7 @@
 """Logits that do not depend on the tokens, shared by the whole batch.
 
-B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
-Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
-`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+The letters are those of `positions.py`, whose `PositionScheme` documents the hooks. Tables of schemes show `paper` and
+`formula`.
 """
 
 import math
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Clipped, LayerNorm, Linear, Table, at_least, more_than, per_head, scaled
+from .schemes_common import Clipped, LayerNorm, Linear, Table, at_least, per_head
 from .token_positions import TokenPositions
 
 # The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
@@ -97,7 +96,7 @@ class T5(PositionScheme):
         if max_distance <= buckets // 4:
             raise ValueError(f"max_distance must be more than buckets / 4, not {max_distance} with {buckets} buckets")
         self.buckets, self.max_distance = buckets, max_distance
-        self.multiplier = more_than(0, multiplier=multiplier)
+        self.multiplier = at_least(1e-6, multiplier=multiplier)
         self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
 
     def bucket_of(self, offset: Tensor) -> Tensor:
@@ -112,12 +111,12 @@ class T5(PositionScheme):
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         by_offset = self.table(self.bucket_of(positions.offsets))  # [2S - 1, H]
-        return positions.spread(scaled(by_offset.float().T, self.multiplier))
+        return positions.spread(by_offset.float().T * self.multiplier)
 
     def cls_bias(self, scale: float) -> Tensor:
         half = self.buckets // 2
         # rows `half` and `buckets`, as a slice: a list of indices would be copied to the GPU
-        return scaled(self.table(slice(half, None, half)).float(), self.multiplier)
+        return self.table(slice(half, None, half)).float() * self.multiplier
 
 
 @register("clipped")

@@ -57,19 +57,6 @@ def at_least(smallest: float, **option: Number) -> Number:
     return value
 
 
-def more_than(bound: float, **option: float) -> float:
-    """The value of the one option given as `name=value`. Raises ValueError unless it is more than `bound`."""
-    ((name, value),) = option.items()
-    if not value > bound:
-        raise ValueError(f"{name} must be more than {bound:g}, not {value}")
-    return value
-
-
-def scaled(x: Tensor, multiplier: float) -> Tensor:
-    """x * multiplier, without a copy for 1."""
-    return x if multiplier == 1 else x * multiplier
-
-
 def in_float32(x: Tensor) -> Tensor:
     """x, of half precision in float32: where sums are long."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

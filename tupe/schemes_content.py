@@ -1,8 +1,7 @@
 """Logits that depend on content: relative vectors against queries and keys; and relative vectors added to the values.
 
-B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
-Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
-`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+The letters are those of `positions.py`, whose `PositionScheme` documents the hooks. Tables of schemes show `paper` and
+`formula`.
 """
 
 import math
@@ -23,7 +22,6 @@ from .schemes_common import (
     frequencies,
     in_float32,
     per_head,
-    scaled,
     waves,
 )
 from .token_positions import TokenPositions
@@ -74,7 +72,7 @@ class ShawSinusoidal(RelativeVectors):
     def vectors(self, positions: TokenPositions) -> Tensor:
         clipped = torch.arange(-self.max_distance, self.max_distance + 1, device=positions.device)
         table = waves(frequencies(self.width, positions.device), clipped)
-        return scaled(table[self.rows(positions)], self.amplitude)
+        return table[self.rows(positions)] * self.amplitude
 
 
 @register("shaw_sinusoidal_learned")
@@ -89,7 +87,7 @@ class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
         self.start_frequencies(dims.head_dim)
 
     def vectors(self, positions: TokenPositions) -> Tensor:
-        return scaled(waves(self.omega, self.rows(positions) - self.max_distance), self.amplitude)
+        return waves(self.omega, self.rows(positions) - self.max_distance) * self.amplitude
 
 
 @register("shaw_values")

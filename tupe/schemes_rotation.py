@@ -1,8 +1,7 @@
 """Rotations, gates and windows, which add neither to the embeddings nor to the logits.
 
-B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
-Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
-`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+The letters are those of `positions.py`, whose `PositionScheme` documents the hooks. Tables of schemes show `paper` and
+`formula`.
 """
 
 import math
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, more_than
+from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32
 from .token_positions import TokenPositions
 
 
@@ -46,8 +45,8 @@ class Rope(LearnedFrequencies, PositionScheme):
         heads: bool = False,
     ):  # fmt: skip
         super().__init__(dims)
-        more_than(1, base=base)
-        more_than(1, local_base=local_base or base)
+        at_least(1, base=base)
+        at_least(1, local_base=local_base or base)
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be more than 0 and at most 1, not {fraction}")
         for name, value in {"every": every, "interpolate": interpolate, "ntk": ntk, "yarn": yarn}.items():
@@ -157,7 +156,7 @@ class Fope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 10000.0, std: float = 0.01, learned: bool = False):
         super().__init__(dims)
-        self.base, self.width = more_than(1, base=base), dims.head_dim
+        self.base, self.width = at_least(1, base=base), dims.head_dim
         pairs = len(frequencies(dims.head_dim))
         mixtures = torch.eye(pairs) + at_least(0, std=std) * torch.randn(2, dims.heads, pairs, pairs)
         self.register_buffer("trained", torch.tensor(dims.max_positions))
@@ -197,7 +196,7 @@ class SelectiveRope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 500000.0, rank: int = 16):
         super().__init__(dims)
-        self.base, self.heads, self.width = more_than(1, base=base), dims.heads, dims.head_dim
+        self.base, self.heads, self.width = at_least(1, base=base), dims.heads, dims.head_dim
         pairs, rank = len(frequencies(dims.head_dim)), at_least(1, rank=rank)
         inputs = dims.input_width or dims.width
         self.down = nn.ModuleList(Linear(inputs, rank, bias=False) for _ in range(dims.layers))
@@ -227,7 +226,7 @@ class Pope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 10000.0):
         super().__init__(dims)
-        self.base = more_than(1, base=base)
+        self.base = at_least(1, base=base)
         self.delta = nn.Parameter(torch.zeros(dims.heads, dims.head_dim))
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:

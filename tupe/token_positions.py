@@ -23,11 +23,7 @@ class TokenPositions:
     """
 
     def __init__(
-        self,
-        length: int,
-        device: torch.device | str = "cpu",
-        drawn: Tensor | None = None,
-        span: int | None = None,
+        self, length: int, device: torch.device | str = "cpu", drawn: Tensor | None = None, span: int | None = None
     ):
         self.length, self.drawn = length, drawn
         self.device = torch.device(device) if drawn is None else drawn.device

@@ -24,14 +24,11 @@ class Refused(ValueError, SystemExit):
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:
     """Under Hydra, train in float32 without a GPU: its recipes, the same on all machines, say fp16. Raises
-    Refused where the user says so and for fairseq's amp, ValueError for a model that fp16 cannot train. config: the
-    whole configuration."""
+    Refused where the user says so and for fairseq's amp. config: the whole configuration."""
     common = config.common
     if common.amp:
         raise Refused("common.amp: fairseq divides clipped gradients twice; valid: --fp16, or --autocast bf16")
     on_gpu = torch.cuda.is_available() and not common.cpu
-    if common.fp16 and on_gpu and getattr(config.model, "normaliser", "") == "exp":
-        raise ValueError("normaliser exp overflows under --fp16; valid: --autocast bf16, or float32")
     if not common.fp16 or on_gpu:
         return
     if not HydraConfig.initialized():
