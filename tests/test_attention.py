@@ -680,7 +680,7 @@ def test_lm_loss_never_holds_all_logits(monkeypatch):
     monkeypatch.setattr(losses, "LM_LOSS_ROWS", 4)
     head, x, weight = LMHead(8, 500), torch.randn(40, 8, requires_grad=True), torch.randn(500, 8, requires_grad=True)
     with Sizes(40 * 500) as sizes:
-        head.loss(x, weight, torch.randint(500, (40,))).backward()
+        head(x, weight, torch.randint(500, (40,))).backward()
     assert sizes.large == []
     with Sizes(40 * 500) as sizes:
         F.cross_entropy(head(x, weight), torch.randint(500, (40,))).backward()
@@ -691,9 +691,9 @@ def test_lm_loss_never_holds_all_logits(monkeypatch):
 def test_lm_loss_in_bf16(device):
     head, x, weight = LMHead(8, V).to(device), torch.randn(11, 8, device=device), torch.randn(V, 8, device=device)
     targets = torch.randint(V, (11,), device=device)
-    expected = head.loss(x, weight, targets)
+    expected = head(x, weight, targets)
     with torch.autocast(device, torch.bfloat16):
-        loss = head.loss(x, weight, targets)
+        loss = head(x, weight, targets)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=2e-2, atol=0)
 

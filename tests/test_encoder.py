@@ -150,12 +150,6 @@ def test_gated_attention_unit_formula(normaliser):
     torch.testing.assert_close(ours[0], torch.stack(rows), rtol=1e-10, atol=1e-10)
 
 
-def test_options_are_those_of_the_configuration():
-    for wrong, right in {"wdith": "width", "seperator": "separator", "Dropout": "dropout"}.items():
-        with pytest.raises(TypeError, match=f"^Encoder has no option {wrong!r}; did you mean {right!r}[?]$"):
-            Encoder(20, 1, **{"layers": 1, wrong: 2})
-
-
 def test_choices_are_what_the_model_has():
     """`ModelConfig` lists them without torch."""
     has = {

@@ -17,8 +17,6 @@ from .packing import NO_PADDING, Packing
 from .positions import LayerContext, Positions
 from .token_positions import TokenPositions
 
-__all__ = ["NORMALISERS", "Backend", "Batch", "Plain", "Prepared", "Recorder", "attend"]
-
 
 def attend(
     q: Tensor,

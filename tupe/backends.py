@@ -9,8 +9,6 @@ from .backend_triton import Triton, wins
 from .positions import Positions
 from .tracing import is_traced, is_transformed
 
-__all__ = ["BACKENDS", "choose"]
-
 # By the name that the option `attention` knows.
 BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa, "triton": Triton}
 

@@ -7,7 +7,7 @@ padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), an
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from .backends import choose
 from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
 from .model_config import BLOCK_DEFAULTS, ModelConfig, names_in
-from .names import cls_beside, did_you_mean
+from .names import cls_beside
 from .packing import NO_PADDING, Packing, Selection
 from .positions import Dims, LayerContext, Positions, autocast_device
 from .schemes import Table
@@ -366,10 +366,6 @@ class Encoder(Stack):
     def __init__(
         self, vocab: int, pad: int, separator: int | None = None, config: ModelConfig | None = None, **options: Any
     ):
-        names = [f.name for f in fields(ModelConfig)]
-        if unknown := [name for name in options if name not in names]:
-            near = did_you_mean(unknown[0], ["separator", "config", *names])
-            raise TypeError(f"Encoder has no option {unknown[0]!r:.60}{near}")
         config = config or ModelConfig()
         if isinstance(options.get("position"), str):  # replaces the configuration's
             options.setdefault("cls", cls_beside(options["position"], config.cls))
@@ -490,17 +486,14 @@ class LMHead(nn.Module):
         self, x: Tensor, weight: Tensor | None = None, targets: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., inputs], weight [V, C] -> [..., V]. Without the weight: x [..., C] to be multiplied by it, and the
-        bias [V], a copy: shards are taken away when a module's call is over. With targets [n], x [n, inputs]: `loss`"""
+        bias [V], a copy: shards are taken away when a module's call is over. With targets [n], x [n, inputs]: the sum
+        of their cross-entropies."""
         x = self.norm(F.gelu(self.dense(x)))
         if weight is not None and targets is not None:
             if not is_traced() and self._compiled_call_impl is not None:  # Dynamo has given up, or was told to
                 x, targets = x[targets.ne(-100)], targets[targets.ne(-100)]
             return lm_loss(x, weight, self.bias, targets)
         return (x, self.bias.clone()) if weight is None else linear(x, weight, self.bias)
-
-    def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the cross-entropies of targets [n] under the logits of `forward(x, weight)`, x [n, inputs]."""
-        return self(x, weight, targets)
 
 
 class ClassificationHead(nn.Module):

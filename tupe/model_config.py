@@ -7,8 +7,6 @@ from typing import Any
 
 from .names import cls_beside
 
-__all__ = ["FREE", "BLOCK_DEFAULTS", "ModelConfig", "names_in"]
-
 BLOCK_DEFAULTS = {  # what a block is made of where an option is auto
     "transformer": {
         "norm_order": "post", "norm": "layer", "activation": "gelu", "linear_bias": "yes", "embed_norm": "yes",

@@ -30,11 +30,6 @@ from .names import unknown_scheme
 from .token_positions import TokenPositions
 from .tracing import is_traced
 
-__all__ = [
-    "SCHEMES", "CLS", "register", "load_scheme_file", "canonical", "Dims", "LayerContext", "PositionScheme",
-    "Positions", "parameter_groups", "undecayed_names",
-]  # fmt: skip
-
 Scheme = TypeVar("Scheme", bound="type[PositionScheme]")
 SCHEMES: dict[str, "type[PositionScheme]"] = {}  # name -> class, in the order of names in a combination: see `place`
 FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; users' come last

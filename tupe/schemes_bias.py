@@ -190,21 +190,17 @@ class Alibi(PositionScheme):
     """ALiBi (Press et al., 2022): a slope m per head times the distance, -m_h |j - i|, without parameters.
 
     The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose among
-    three ways (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
-    sides: slopes of their own for left and right, here 2H heads' slopes in turn (our choice: he learns them); half:
-    half of the heads see only the left and the others the right, each half with the slopes of H/2 heads. learned: the
-    slopes are learned, as logarithms, from those values on. Raises ValueError for sides with half, and for half of an
-    odd number of heads.
+    two ways here (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
+    sides: slopes of their own for left and right, here 2H heads' slopes in turn (our choice: he learns them). learned:
+    the slopes are learned, as logarithms, from those values on.
     """
 
     paper, formula = "Press et al. 2022", "-m_h |j - i|"
     undecayed = ("log_slopes",)
 
-    def __init__(self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False):
+    def __init__(self, dims: Dims, sides: bool = False, learned: bool = False):
         super().__init__(dims)
-        if half and (sides or dims.heads % 2):
-            raise ValueError(f"half:True needs an even number of heads, not {dims.heads}, and no sides:True")
-        self.heads, self.sides, self.one_sided = dims.heads, sides, half  # `half` is a method of modules
+        self.heads, self.sides = dims.heads, sides
         self.log_slopes = nn.Parameter(self.fixed_slopes().log()) if learned else None
 
     @staticmethod
@@ -218,23 +214,13 @@ class Alibi(PositionScheme):
 
     def fixed_slopes(self, device: torch.device | None = None) -> Tensor:
         """[1, H], or with `sides` [2, H]: those to the left, those to the right."""
-        if self.one_sided:
-            return self.slopes_of(self.heads // 2, device).repeat(1, 2)
         count = 2 * self.heads if self.sides else self.heads
         return self.slopes_of(count, device).unflatten(0, (self.heads, -1)).T
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         offsets = positions.offsets
         slopes = self.fixed_slopes(offsets.device) if self.log_slopes is None else self.log_slopes.float().exp()
-        by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2S - 1]
-        return positions.spread(one_sided(by_offset, offsets) if self.one_sided else by_offset)
-
-
-def one_sided(logits: Tensor, offsets: Tensor) -> Tensor:
-    """[H, 2S - 1] logits: the first half of the heads keeps the query itself and keys on its left, the others keep the
-    query and keys on its right."""
-    left, right = logits.chunk(2)
-    return torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
+        return positions.spread(-per_side(slopes, offsets) * offsets.abs())
 
 
 @register("directions")
@@ -255,8 +241,10 @@ class Directions(PositionScheme):
         self.heads = dims.heads
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
-        zeros = (positions.offsets * 0.0).expand(self.heads, -1)  # of any length in traced code, unlike torch.zeros
-        return positions.spread(one_sided(zeros, positions.offsets))
+        offsets = positions.offsets
+        zeros = (offsets * 0.0).expand(self.heads // 2, -1)  # of any length in traced code, unlike torch.zeros
+        left, right = zeros.masked_fill(offsets > 0, HIDDEN), zeros.masked_fill(offsets < 0, HIDDEN)
+        return positions.spread(torch.cat([left, right]))
 
 
 def per_side(values: Tensor, offsets: Tensor) -> Tensor:

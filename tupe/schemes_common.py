@@ -86,10 +86,8 @@ class LearnedFrequencies(nn.Module):
 
     undecayed: tuple[str, ...] = ("log_omega",)
 
-    def start_frequencies(self, width: int, base: float = 10000.0, heads: int = 0) -> None:
-        """heads: each has its own, omega [H, width / 2]; 0: all have the same."""
-        log_omega = frequencies(width, base=base).log()
-        self.log_omega = nn.Parameter(log_omega.repeat(heads, 1) if heads else log_omega)
+    def start_frequencies(self, width: int, base: float = 10000.0) -> None:
+        self.log_omega = nn.Parameter(frequencies(width, base=base).log())
 
     @property
     def omega(self) -> Tensor:

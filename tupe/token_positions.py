@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .tracing import is_exported, is_traced
 
-__all__ = ["SAMPLINGS", "TokenPositions", "draw_positions", "toeplitz", "skew", "unskew"]
-
 SAMPLINGS = ("consecutive", "random", "shifted")  # see `draw_positions`
 
 

@@ -17,7 +17,6 @@ from tupe import positions
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main as tupe
 from tupe.common.architectures import ARCHITECTURES, SIZES, with_size
-from tupe.cpu import bf16_speed
 from tupe.encoder import ModelConfig
 from tupe.plugin import model as tupe_model
 from tupe.plugin.model import core_config, load_scheme_files
@@ -136,17 +135,6 @@ def test_bf16_autocast_is_close_and_keeps_float32_weights():
     torch.testing.assert_close(weights.float().sum(-1), torch.ones(2, 2, 7), atol=2**-8, rtol=0)
     rounded.register_classification_head("rte", num_classes=2)
     assert rounded(TOKENS, classification_head_name="rte")[0].dtype == torch.float32  # equal logits would be frequent
-
-
-@pytest.mark.parametrize("speed, warned", [(0.5, "take 2.0 times as long"), (1.9, "")])
-def test_a_cpu_that_is_slower_in_bf16_says_so_once(speed, warned, monkeypatch, caplog):
-    monkeypatch.setattr(tupe_model, "bf16_speed", lambda: speed)
-    tupe_model.warn_of_slow_bf16.cache_clear()
-    model = build(autocast="bf16").eval()
-    for _ in range(2):
-        model(TOKENS)
-    assert [warned in message for message in caplog.messages] == [True] * bool(warned)
-    assert bf16_speed() > 0
 
 
 def test_autocast_refuses_half_weights():

@@ -3,7 +3,6 @@
 B batch, L sequence length, C model width, V vocabulary.
 """
 
-import functools
 import logging
 import sys
 from collections.abc import Iterable, Iterator
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 from ..checkpoints.trained import NAMES, fingerprint, spelled
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, preset, with_size
 from ..common.options import split_files
-from ..cpu import bf16_speed
 from ..encoder import ClassificationHead, LMHead, ModelConfig, of_cls
 from ..names import cls_beside
 from ..positions import load_scheme_file
@@ -76,14 +74,6 @@ TupeConfig = make_dataclass(
 )  # fmt: skip
 # Options that fine-tuning may change. All others define the function that was pre-trained.
 TUNABLE = frozenset(option.name for option in fields(TupeConfig) if option.metadata.get("free"))
-
-
-@functools.cache  # once per process
-def warn_of_slow_bf16(device: str) -> None:
-    """Warn if a CPU multiplies more slowly in bfloat16 than in float32."""
-    if device == "cpu" and (speed := bf16_speed()) < 0.8:
-        times = f"{1 / speed:.1f} times as long as in float32"
-        logger.warning(f"--autocast bf16: on this CPU products take {times}; --autocast none is faster")
 
 
 def core_config(cfg: DictConfig) -> ModelConfig:
@@ -187,7 +177,7 @@ class TupeModel(BaseFairseqModel):
             if masked_tokens is not None and indices is None:
                 x = x[masked_tokens]  # [masked, C]
             weight = self.encoder.tokens.weight
-            x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
+            x = self.lm_head(x, weight) if lm_targets is None else self.lm_head(x, weight, lm_targets)
         return x, extra
 
     def precision(self) -> AbstractContextManager:
@@ -197,7 +187,6 @@ class TupeModel(BaseFairseqModel):
         weight = self.encoder.tokens.weight
         if weight.dtype != torch.float32:
             raise ValueError("--autocast bf16 keeps float32 weights; do not combine it with --fp16 or --bf16")
-        warn_of_slow_bf16(weight.device.type)
         return torch.autocast(weight.device.type, torch.bfloat16)
 
     def max_positions(self) -> int:
