@@ -196,7 +196,7 @@ def test_what_the_command_refuses(converted, tmp_path):
     "position, cls, more, expected",
     [
         ("untied+t5", "untied", {}, "tupe_r"), ("absolute_d", "tied", {}, "bert_a_d"), ("rope", "tied", {}, "bert_a"),
-        ("rope", "untied", {}, "tupe_a"), ("rope", "tied", {"block": "gau", "normaliser": "relu2"}, "gau"),
+        ("rope", "untied", {}, "tupe_a"), ("rope", "tied", {"block": "modern"}, "modernbert"),
     ],
 )  # fmt: skip
 def test_the_name_says_nothing_that_is_not_so(position, cls, more, expected):
