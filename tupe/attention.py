@@ -1,7 +1,7 @@
 """Attention with every position term: the formula, once, and the plain backend, which tests compare every faster one
 with. `backends.py` chooses.
 
-B batch, L sequence length, H heads, D width of a head, E width of a value head (D, but for gated attention units).
+B batch, L sequence length, H heads, D width of a head, E width of a value head.
 
     weights = normaliser((q . k + content) * scale + bias) * gate            [B, H, L, L]
     out     = weights v + value(weights)                                     [B, H, L, E]

@@ -45,10 +45,7 @@ class TupePreTrainedModel(PreTrainedModel):
     ]  # fmt: skip
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear) and getattr(module, "of_head", False):
-            module.reset_parameters()
-        else:
-            init_bert(module)
+        init_bert(module)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Parameters for an optimizer; see positions.py. Trainer's own groups decay some that must not be."""
@@ -76,14 +73,6 @@ class TupePreTrainedModel(PreTrainedModel):
                 for name in missing & fresh.keys():
                     own[name].copy_(fresh[name])
         return (model, info) if output_loading_info else model
-
-
-def keep_default(head: nn.Module) -> nn.Module:
-    """A head whose linear layers start as PyTorch's do, as they do in fairseq."""
-    module: Any
-    for module in head.modules():
-        module.of_head = isinstance(module, nn.Linear)
-    return head
 
 
 def check_mask(mask: Any, ids: Tensor) -> None:
@@ -164,7 +153,11 @@ class TupeModel(TupePreTrainedModel):
                 "output_attentions, return_dict"
             )
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
-        input_ids, vectors = self.ids_and_vectors(input_ids, inputs_embeds)
+        if inputs_embeds is not None and input_ids is None:  # ids of some token that is not padding
+            input_ids = inputs_embeds.new_full(inputs_embeds.shape[:2], self.config.bos_token_id, dtype=torch.long)
+        elif input_ids is None or inputs_embeds is not None:
+            raise ValueError("give input_ids or inputs_embeds, and not both")
+        vectors = inputs_embeds
         encoder, pad = self.encoder, self.config.pad_token_id
         check_mask(attention_mask, input_ids)
         is_pad = input_ids == pad
@@ -211,16 +204,6 @@ class TupeModel(TupePreTrainedModel):
             attentions=tuple(weights) if output_attentions else None,
         )
 
-    def ids_and_vectors(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The ids [B, L] and None, or the ids of some token, not of padding, and the given vectors [B, L, C]. Raises
-        ValueError if both are given, or neither."""
-        if input_ids is not None and inputs_embeds is None:
-            return input_ids, None
-        if inputs_embeds is None or input_ids is not None:
-            raise ValueError("give input_ids or inputs_embeds, and not both")
-        ids = inputs_embeds.new_full(inputs_embeds.shape[:2], self.config.bos_token_id, dtype=torch.long)
-        return ids, inputs_embeds
-
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
         mask = input_ids != self.config.pad_token_id
@@ -264,15 +247,10 @@ class TupeWithHead(TupePreTrainedModel):
         return mean_cross_entropy(logits.flatten(0, -2), labels.flatten(), count=count)
 
     def features(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any], only_cls: bool = False
     ) -> BaseModelOutput:
-        return self.tupe(input_ids, attention_mask, **{**options, "return_dict": True})
-
-    def features_of_cls(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
-    ) -> BaseModelOutput:
-        """Features [B, C] of each sequence's first token."""
-        return self.features(input_ids, attention_mask, options | {"only_cls": True})
+        """What the encoder returns. only_cls: of each sequence's first token alone, [B, C]."""
+        return self.tupe(input_ids, attention_mask, **{**options, "only_cls": only_cls, "return_dict": True})
 
 
 class Decoder(Linear):
@@ -331,10 +309,10 @@ class TupeForSequenceClassification(TupeWithHead):
 
     def add_head(self, config: TupeConfig) -> None:
         sizes = config.hidden_size, config.classifier_inner, config.num_labels
-        self.classifier = keep_default(ClassificationHead(*sizes, config.classifier_dropout))
+        self.classifier = ClassificationHead(*sizes, config.classifier_dropout)
 
     def logits(self, *inputs: Any) -> tuple[Tensor, BaseModelOutput]:
-        out = self.features_of_cls(*inputs)
+        out = self.features(*inputs, True)  # of [CLS] alone
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
         if self.config.label_range and logits.size(1) == 1:
             least, greatest = self.config.label_range
@@ -359,7 +337,7 @@ class TupeForQuestionAnswering(TupeWithHead):
     _auto_class = "AutoModelForQuestionAnswering"
 
     def add_head(self, config: TupeConfig) -> None:
-        self.qa_outputs = keep_default(nn.Linear(config.hidden_size, 2))
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     @can_return_tuple
     def forward(
@@ -390,7 +368,7 @@ class TupeForTokenClassification(TupeWithHead):
 
     def add_head(self, config: TupeConfig) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.token_classifier = keep_default(nn.Linear(config.hidden_size, config.num_labels))
+        self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     def logits(self, *inputs: Any) -> tuple[Tensor, BaseModelOutput]:
         out = self.features(*inputs)
@@ -405,7 +383,7 @@ class TupeForMultipleChoice(TupeWithHead):
 
     def add_head(self, config: TupeConfig) -> None:
         sizes = config.hidden_size, config.classifier_inner, 1
-        self.classifier = keep_default(ClassificationHead(*sizes, config.classifier_dropout))
+        self.classifier = ClassificationHead(*sizes, config.classifier_dropout)
 
     def logits(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
@@ -413,5 +391,5 @@ class TupeForMultipleChoice(TupeWithHead):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **options}
         batch, choices = next(x for x in inputs.values() if isinstance(x, Tensor)).shape[:2]
         inputs = {key: x.flatten(0, 1) if isinstance(x, Tensor) else x for key, x in inputs.items()}
-        out = self.features_of_cls(inputs.pop("input_ids"), inputs.pop("attention_mask"), inputs)
+        out = self.features(inputs.pop("input_ids"), inputs.pop("attention_mask"), inputs, only_cls=True)
         return self.classifier(out.last_hidden_state).view(batch, choices), out

@@ -6,7 +6,7 @@ Options that several schemes have: std, the initial standard deviation of the ta
 clipped; amplitude, of sinusoids.
 """
 
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,10 +46,7 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
 
 
-Number = TypeVar("Number", int, float)
-
-
-def at_least(smallest: float, **option: Number) -> Number:
+def at_least(smallest: float, **option: Any) -> Any:
     """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`."""
     ((name, value),) = option.items()
     if value < smallest:
