@@ -390,7 +390,7 @@ def second_segment(tokens: Tensor, separator: int) -> Tensor:
 def init_bert(module: nn.Module) -> None:
     """For `module.apply`: weights N(0, 0.02), biases 0, the padding row 0. Position tables keep their own standard
     deviation, layer norms PyTorch's ones and zeros."""
-    if isinstance(module, Table):
+    if isinstance(module, Table | HeadLinear):
         module.reset_parameters()
     elif isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
@@ -432,14 +432,18 @@ class LMHead(nn.Module):
         return (x, self.bias.clone()) if weight is None else linear(x, weight, self.bias)
 
 
+class HeadLinear(nn.Linear):
+    """A linear layer on features, which starts as PyTorch's do, as in fairseq."""
+
+
 class ClassificationHead(nn.Module):
-    """Logits of a sequence from its [CLS] feature: dense, tanh, dropout, output. PyTorch's default initialisation."""
+    """Logits of a sequence from its [CLS] feature: dense, tanh, dropout, output."""
 
     def __init__(self, width: int, inner: int, classes: int, dropout: float):
         super().__init__()
-        self.dense = nn.Linear(width, inner)
+        self.dense = HeadLinear(width, inner)
         self.dropout = nn.Dropout(dropout)
-        self.out_proj = nn.Linear(inner, classes)
+        self.out_proj = HeadLinear(inner, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [B, C] of the first token -> logits [B, classes]."""

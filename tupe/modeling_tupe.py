@@ -26,7 +26,7 @@ from .attention import Recorder
 from .backend_sdpa import Sdpa
 from .configuration_tupe import AUTO_MAP, TupeConfig, own_code
 from .cpu import Linear, linear
-from .encoder import ClassificationHead, Encoder, LMHead, init_bert, of_cls, second_segment
+from .encoder import ClassificationHead, Encoder, HeadLinear, LMHead, init_bert, of_cls, second_segment
 from .positions import parameter_groups
 from .tracing import is_traced
 
@@ -220,6 +220,7 @@ class TupeWithHead(TupePreTrainedModel):
     """Base of the models with a head on the features and its loss."""
 
     output_class: type[ModelOutput]
+    only_cls = False  # whether it reads the features of each sequence's first token alone, [B, C]
 
     def __init__(self, config: TupeConfig):
         super().__init__(config)
@@ -247,10 +248,9 @@ class TupeWithHead(TupePreTrainedModel):
         return mean_cross_entropy(logits.flatten(0, -2), labels.flatten(), count=count)
 
     def features(
-        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any], only_cls: bool = False
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
     ) -> BaseModelOutput:
-        """What the encoder returns. only_cls: of each sequence's first token alone, [B, C]."""
-        return self.tupe(input_ids, attention_mask, **{**options, "only_cls": only_cls, "return_dict": True})
+        return self.tupe(input_ids, attention_mask, **{**options, "only_cls": self.only_cls, "return_dict": True})
 
 
 class Decoder(Linear):
@@ -304,7 +304,7 @@ class TupeForSequenceClassification(TupeWithHead):
     was is noted in the configuration, from which a pipeline takes the kind of its scores. One output is in the units of
     the configuration's `label_range`."""
 
-    output_class = SequenceClassifierOutput
+    output_class, only_cls = SequenceClassifierOutput, True
     _auto_class = "AutoModelForSequenceClassification"
 
     def add_head(self, config: TupeConfig) -> None:
@@ -312,7 +312,7 @@ class TupeForSequenceClassification(TupeWithHead):
         self.classifier = ClassificationHead(*sizes, config.classifier_dropout)
 
     def logits(self, *inputs: Any) -> tuple[Tensor, BaseModelOutput]:
-        out = self.features(*inputs, True)  # of [CLS] alone
+        out = self.features(*inputs)
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
         if self.config.label_range and logits.size(1) == 1:
             least, greatest = self.config.label_range
@@ -337,7 +337,7 @@ class TupeForQuestionAnswering(TupeWithHead):
     _auto_class = "AutoModelForQuestionAnswering"
 
     def add_head(self, config: TupeConfig) -> None:
-        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.qa_outputs = HeadLinear(config.hidden_size, 2)
 
     @can_return_tuple
     def forward(
@@ -368,7 +368,7 @@ class TupeForTokenClassification(TupeWithHead):
 
     def add_head(self, config: TupeConfig) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.token_classifier = HeadLinear(config.hidden_size, config.num_labels)
 
     def logits(self, *inputs: Any) -> tuple[Tensor, BaseModelOutput]:
         out = self.features(*inputs)
@@ -378,7 +378,7 @@ class TupeForTokenClassification(TupeWithHead):
 class TupeForMultipleChoice(TupeWithHead):
     """input_ids [B, N, L], N texts to choose from -> logits [B, N]; with labels [B], the mean cross-entropy."""
 
-    output_class = MultipleChoiceModelOutput
+    output_class, only_cls = MultipleChoiceModelOutput, True
     _auto_class = "AutoModelForMultipleChoice"
 
     def add_head(self, config: TupeConfig) -> None:
@@ -391,5 +391,5 @@ class TupeForMultipleChoice(TupeWithHead):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **options}
         batch, choices = next(x for x in inputs.values() if isinstance(x, Tensor)).shape[:2]
         inputs = {key: x.flatten(0, 1) if isinstance(x, Tensor) else x for key, x in inputs.items()}
-        out = self.features(inputs.pop("input_ids"), inputs.pop("attention_mask"), inputs, only_cls=True)
+        out = self.features(inputs.pop("input_ids"), inputs.pop("attention_mask"), inputs)
         return self.classifier(out.last_hidden_state).view(batch, choices), out
