@@ -39,9 +39,7 @@ def choose(
     return (Plain(normaliser), obstacle) if obstacle else (backend, reason)
 
 
-def triton_wins(
-    positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype, length: int
-) -> bool:  # fmt: skip
+def triton_wins(positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype, length: int) -> bool:
     """Whether a model with a bias is faster with Triton's kernels: measured on the card, at the first forward pass of
     about this length (the next power of 2, of 64 to 2048)."""
     if is_traced() or not torch.cuda.is_initialized() or dtype == torch.float32:

@@ -265,9 +265,8 @@ TIED = {"decoder.weight": "tupe.encoder.tokens.weight"}  # transformers 4 takes 
 
 
 class TupeForMaskedLM(TupeWithHead):
-    """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy. num_items_in_batch: the number of
-    labels in all batches of an update, which transformers' Trainer knows: the update is a mean over them, however it is
-    split."""
+    """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy: over all batches of an update, if
+    transformers' Trainer tells how many labels they have."""
 
     output_class = MaskedLMOutput
     accepts_loss_kwargs = True

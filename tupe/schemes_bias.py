@@ -98,6 +98,11 @@ class T5(PositionScheme):
         self.multiplier = at_least(1e-6, multiplier=multiplier)
         self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
 
+    def rows(self, rows: Tensor | slice) -> Tensor:
+        """[R, H], rows of the table times the multiplier."""
+        values = self.table(rows).float()
+        return values if self.multiplier == 1 else values * self.multiplier
+
     def bucket_of(self, offset: Tensor) -> Tensor:
         """Bucket of each offset: half of the buckets per sign; of those, half for exact distances, half spaced
         logarithmically."""
@@ -109,13 +114,12 @@ class T5(PositionScheme):
         return torch.where(distance < exact, distance, far) + half * (offset > 0)
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
-        by_offset = self.table(self.bucket_of(positions.offsets))  # [2S - 1, H]
-        return positions.spread(by_offset.float().T * self.multiplier)
+        return positions.spread(self.rows(self.bucket_of(positions.offsets)).T)
 
     def cls_bias(self, scale: float) -> Tensor:
         half = self.buckets // 2
         # rows `half` and `buckets`, as a slice: a list of indices would be copied to the GPU
-        return self.table(slice(half, None, half)).float() * self.multiplier
+        return self.rows(slice(half, None, half))
 
 
 @register("clipped")
