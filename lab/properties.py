@@ -87,7 +87,7 @@ def four_correlations(model: TupeForMaskedLM, tokens: torch.Tensor) -> dict:
     encoder = model.tupe.encoder
     positions, config = encoder.positions, encoder.config
     word, position = encoder.tokens(tokens), positions.embed(len(tokens))
-    is_bert = not config.unlike_bert() and encoder.segments is None
+    is_bert = config.block != "gau" and not config.unlike_bert() and encoder.segments is None
     others = any(overrides(scheme, "bias", "content", "rotate") for scheme in positions.of_layer(0))
     if position is None or others or positions.untie_cls or not is_bert:
         raise ValueError(

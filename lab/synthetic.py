@@ -25,7 +25,7 @@ from tupe.attention import NORMALISERS
 from tupe.common.options import FILE, Command, ListOf, QuietCommand
 from tupe.common.plotting import curves, heat, save
 from tupe.common.tables import TextTable
-from tupe.encoder import BLOCK_DEFAULTS, Encoder
+from tupe.encoder import BLOCKS, Encoder
 from tupe.run.folder import write_atomically
 from tupe.schemes import SCHEMES
 
@@ -293,8 +293,8 @@ SPECIAL = {"without": False, "with": True}
               help="Normalisers of the attention (default: all).")  # fmt: skip
 @click.option("--special", type=ListOf(list(SPECIAL)), default=list(SPECIAL),
               help="Sequences without or with [CLS] and [SEP] around them (default: both).")  # fmt: skip
-@click.option("--block", "--layer", "layer", type=click.Choice(list(BLOCK_DEFAULTS)), default="transformer",
-              show_default=True, help="The kind of layer.")  # fmt: skip
+@click.option("--block", "--layer", "layer", type=click.Choice(list(BLOCKS)), default="transformer", show_default=True,
+              help="The kind of layer.")  # fmt: skip
 @click.option(
     "--layers", type=click.IntRange(1), default=DEFAULTS["layers"], show_default=True, help="The number of layers."
 )

@@ -33,10 +33,7 @@ if [ "$engine" = torch ]; then stack=train venv=.venv-train last=; fi
 run bash scripts/setup.sh --stack $stack
 export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/$venv/bin:$PATH
 SECONDS=0
-# bfloat16 is about twice as fast as float32 with AMX or AMD's AVX-512 BF16, and half as fast with Intel's AVX-512 BF16.
-precision=none
-if grep -q amx_bf16 /proc/cpuinfo 2> /dev/null; then precision=bf16; fi
-if grep -q AuthenticAMD /proc/cpuinfo 2> /dev/null && grep -q avx512_bf16 /proc/cpuinfo; then precision=bf16; fi
+precision=$(python -c 'from tupe.cpu import bf16_speed; print("bf16" if bf16_speed() > 1.2 else "none")')
 settings="$updates updates, $precision, $engine"
 # One that was interrupted goes on. Of one that came to its end, or had other settings, downloads and data alone are kept.
 if [ -e "$out/table.md" ] || [ "$(cat "$out/quickstart" 2> /dev/null)" != "$settings" ]; then

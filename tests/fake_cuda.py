@@ -171,7 +171,8 @@ def cases():
         for length in (40, 37):
             yield f"chunks {cls} {length}", {"position": "t5+window:size:8", "cls": cls}, "fp16", length, True
     yield "window of the plain backend", {"position": "shaw+window:size:8", "cls": "untied"}, "fp16", 40, True
-    for name in OTHER_BLOCKS:
+    yield "gau", {"position": "rope", "block": "gau", "normaliser": "relu2"}, "fp16", 40, True
+    for name in OTHER_BLOCKS.keys() - {"gau"}:
         options = {**preset(f"{name}_tiny"), "width": 64, "heads": 4, "ffn": 128}
         yield name, options, "fp16", 40, True
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tupe import backend_cpu, cpu, losses, windows
 from tupe.attention import NORMALISERS, Batch
 from tupe.backends import BACKENDS, choose
-from tupe.encoder import BLOCK_DEFAULTS, Encoder, LMHead, of_cls
+from tupe.encoder import BLOCKS, Encoder, LMHead, of_cls
 from tupe.packing import NO_PADDING
 from tupe.positions import Dims, Positions, overrides
 from tupe.schemes import SCHEMES
@@ -188,6 +188,7 @@ WHOLE = [  # the options of a model, whichever terms and layers it has
     *({"position": position, "cls": cls} for position, cls in KINDS),
     *({"position": position} for position in SCHEMES if (position, "tied") not in SOFTMAX),
     *({"normaliser": normaliser} for normaliser in NORMALISERS),
+    {"block": "gau", "normaliser": "relu2"},
     {"block": "modern"},
     {"checkpoint_activations": True},
 ]
@@ -209,7 +210,7 @@ def test_the_last_layer_computes_only_what_is_read(options, padding, read):
     tokens, model, outcomes = batch(35, padding), encoder(**options), []
     indices, last = READ[read](tokens), model.layers[-1]
     rows = []
-    last.fc2.register_forward_hook(lambda *a: rows.append(a[2].flatten(0, -2)))
+    (last.fc2 if hasattr(last, "fc2") else last.u).register_forward_hook(lambda *a: rows.append(a[2].flatten(0, -2)))
     for chosen in (None, indices):
         model.zero_grad()
         features, _ = model(tokens, output_indices=chosen)
@@ -260,8 +261,16 @@ def test_windows_save_work(path, position, cls, monkeypatch):
     assert whole["nopos"] and not whole["window:size:8:every:0"]
 
 
+@pytest.mark.parametrize("path, device", FAST_ON)
+def test_gated_attention_unit(path, device):
+    tokens = batch(padding=(0, 3, 9))
+    expected = outcome(encoder("t5", block="gau", attention="plain"), tokens)
+    ours = outcome(encoder("t5", block="gau", attention=path).to(device), tokens)
+    assert_same(ours, expected, 1e-5 if device == "cpu" else 1e-4)
+
+
 @pytest.mark.parametrize("padding", [(), (0, 3, 9)], ids=["full", "padded"])
-@pytest.mark.parametrize("block", BLOCK_DEFAULTS)
+@pytest.mark.parametrize("block", BLOCKS)
 @pytest.mark.parametrize("path, device", PATHS_ON)
 def test_autocast(path, device, block, padding):
     """A forward and backward pass in bf16 against the plain one in float32; tolerance: of the relative error."""
@@ -271,7 +280,8 @@ def test_autocast(path, device, block, padding):
         ours, gradients = outcome(encoder("untied+t5", block=block, attention=path).to(device), tokens)
     assert (ours - features).norm() < 0.1 * features.norm()
     assert gradients.keys() == expected.keys()
-    for name in ("positions.untied.q.weight", "positions.t5.table.weight", "layers.0.attention.out.weight"):
+    out = "layers.0.out.weight" if block == "gau" else "layers.0.attention.out.weight"
+    for name in ("positions.untied.q.weight", "positions.t5.table.weight", out):
         assert (gradients[name] - expected[name]).norm() < 0.2 * expected[name].norm(), name
 
 

@@ -14,19 +14,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tupe.attention import NORMALISERS
+from tupe.attention import NORMALISERS, Plain, Prepared
 from tupe.backends import BACKENDS
 from tupe.checkpoints.convert import RELEASED, rename, weights_from_released
 from tupe.encoder import (
     ACTIVATIONS,
-    BLOCK_DEFAULTS,
+    BLOCKS,
     NORMS,
     ClassificationHead,
     Encoder,
+    GatedAttentionLayer,
+    LayerInputs,
     LMHead,
     ModelConfig,
+    Shared,
 )
-from tupe.positions import CLS
+from tupe.packing import NO_PADDING
+from tupe.positions import CLS, Positions
 from tupe.schemes import SCHEMES
 from tupe.token_positions import SAMPLINGS
 
@@ -87,12 +91,18 @@ def test_equals_released_implementation(which, case):
         close(parameters[name.removeprefix("encoder.")].grad, gradient)
 
 
-# ---- normalisers, by their papers' formulas ----
+# ---- normalisers and gated attention units, by their papers' formulas ----
 
 FORMULAS = {  # logits of the real keys of one row -> weights
     "softmax": lambda row: [math.exp(b) / sum(map(math.exp, row)) for b in row],
     "l2": lambda row: [math.exp(b) / math.sqrt(sum(math.exp(2 * c) for c in row)) for b in row],
+    "relu2": lambda row: [max(b, 0) ** 2 / len(row) for b in row],
+    "swish_l2": lambda row: [swish(b) / math.sqrt(sum(swish(c) ** 2 for c in row)) for b in row],
 }
+
+
+def swish(b):
+    return b / (1 + math.exp(-b))
 
 
 @pytest.mark.parametrize("real", [7, 4])
@@ -108,10 +118,42 @@ def test_normaliser_formula(normaliser, real):
     torch.testing.assert_close(NORMALISERS[normaliser](logits, mask), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("normaliser", ["relu2", "softmax", "l2"])
+def test_gated_attention_unit_formula(normaliser):
+    torch.manual_seed(0)
+    length, width = 5, 6
+    config = ModelConfig(width=width, heads=2, layers=1, normaliser=normaliser)
+    dims = GatedAttentionLayer.dims(length, width, heads=2, layers=1)
+    assert (dims.heads, dims.head_dim, dims.value_dim) == (1, 128, 2 * width)
+    layer = GatedAttentionLayer(dims, config).double().eval()
+    positions = Positions("nopos", dims)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    x = torch.randn(1, length, width, dtype=torch.float64)
+
+    def silu(linear, row):
+        row = linear.weight @ row + linear.bias
+        return row / (1 + torch.exp(-row))
+
+    rows = []
+    z, v = [silu(layer.z, row) for row in x[0]], [silu(layer.v, row) for row in x[0]]
+    for i in range(length):
+        q = z[i] * layer.scale[0] + layer.shift[0]
+        logits = [(q @ (z[j] * layer.scale[1] + layer.shift[1])).item() / math.sqrt(128) for j in range(length)]
+        mixed = sum(a * v_j for a, v_j in zip(FORMULAS[normaliser](logits), v, strict=True))
+        y = x[0, i] + layer.out.weight @ (silu(layer.u, x[0, i]) * mixed) + layer.out.bias
+        y = (y - y.mean()) / torch.sqrt(y.var(unbiased=False) + layer.norm.eps)
+        rows.append(y * layer.norm.weight + layer.norm.bias)
+    places, backend = positions.token_positions(length), Plain(normaliser)
+    ours = layer(x, LayerInputs(Shared(positions, backend), places, NO_PADDING, Prepared(), 0))
+    torch.testing.assert_close(ours[0], torch.stack(rows), rtol=1e-10, atol=1e-10)
+
+
 def test_choices_are_what_the_model_has():
     """`ModelConfig` lists them without torch."""
     has = {
-        "cls": ("auto", *CLS), "normaliser": NORMALISERS, "block": BLOCK_DEFAULTS, "norm": ("auto", *NORMS),
+        "cls": ("auto", *CLS), "normaliser": NORMALISERS, "block": BLOCKS, "norm": ("auto", *NORMS),
         "activation": ("auto", *ACTIVATIONS), "places": SAMPLINGS, "attention": ("auto", *BACKENDS),
     }  # fmt: skip
     listed = {option.name: option.metadata["choices"] for option in fields(ModelConfig)}
@@ -138,7 +180,7 @@ def test_l2_starts_with_smaller_values(normaliser):
     torch.manual_seed(0)
     attention = Encoder(10, PAD, position="t5", normaliser=normaliser, **sizes).layers[0].attention
     w_q, w_k, w_v = attention.qkv.weight.chunk(3)
-    shrink = n**-0.25 if normaliser == "l2" else 1
+    shrink = n**-0.25 if normaliser in ("l2", "swish_l2") else 1
     for weight, expected in [(w_q, 0.02), (w_k, 0.02), (w_v, 0.02 * shrink), (attention.out.weight, 0.02 * shrink)]:
         assert weight.std().item() == pytest.approx(expected, rel=0.03)
 

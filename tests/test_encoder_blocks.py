@@ -140,8 +140,15 @@ def test_each_part_is_an_option(block, change):
     assert len(list(head.parameters())) == 2 + norms + (parts["linear_bias"] != "no")
 
 
+def test_a_gated_attention_unit_has_no_parts():
+    for part in BLOCK_DEFAULTS["gau"]:
+        word = {"norm": "rms", "norm_order": "pre", "activation": "geglu"}.get(part, "no")
+        with pytest.raises(ValueError, match=f"{part}={word} has no meaning"):
+            Encoder(V, PAD, block="gau", layers=1, width=8, **{part: word})
+
+
 def test_an_unknown_block_is_refused():
-    with pytest.raises(ValueError, match="unknown block 'rnn'; valid: transformer, modern"):
+    with pytest.raises(ValueError, match="unknown block 'rnn'; valid: transformer, gau, modern"):
         ModelConfig(block="rnn")
 
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tupe import backend_cpu, positions
 from tupe.attention import NORMALISERS
-from tupe.encoder import BLOCK_DEFAULTS, Encoder
+from tupe.encoder import BLOCKS, Encoder
 from tupe.positions import (
     SHAPES,
     Dims,
@@ -26,7 +26,6 @@ from tupe.schemes import SCHEMES
 from tupe.token_positions import TokenPositions, draw_positions
 
 B, L, H, D, PAD = 2, 9, 2, 4, 1
-BLOCKS = list(BLOCK_DEFAULTS)
 DIMS = Dims(max_positions=16, width=H * D, heads=H, layers=3, head_dim=D, value_dim=6)
 
 
@@ -749,13 +748,16 @@ def test_gradients_of_each_sequence_by_torch_func(position, options):
 def test_unknown_block_and_normaliser():
     with pytest.raises(ValueError, match="valid: softmax, l2"):
         encoder("untied", normaliser="softmin")
-    with pytest.raises(ValueError, match="valid: transformer, modern"):
+    with pytest.raises(ValueError, match="valid: transformer, gau, modern"):
         encoder("untied", block="rnn")
 
 
 def test_sizes_without_meaning():
     with pytest.raises(ValueError, match="width 16 is not a multiple of the number of heads 3"):
         encoder("untied", heads=3)
+    encoder("untied", heads=3, block="gau")  # has one head
+    with pytest.raises(ValueError, match="activation_dropout=0.1 has no meaning"):
+        encoder("untied", block="gau", activation_dropout=0.1)
 
 
 def test_the_order_of_names_does_not_depend_on_which_file_is_imported_first():

@@ -132,7 +132,7 @@ def test_what_it_refuses():
     assert ask(encoder().positions, "softmax", cpu, torch.float32) is None
     assert "all weights" in ask(encoder("shaw", "tied").positions, "softmax", cpu, torch.float32)
     assert all(ask(encoder().positions, name, cpu, torch.float32) for name in NORMALISERS if name != "softmax")
-    wide = encoder("t5", "tied").positions
+    wide = encoder("t5", "tied", block="gau").positions  # one head, and values of twice the width
     wide.dims = wide.dims.__class__(**{**vars(wide.dims), "value_dim": 256})
     assert "wider than 128" in ask(wide, "softmax", cpu, torch.float32)
 

@@ -209,4 +209,19 @@ def l2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
     return torch.exp(logits - torch.logsumexp(2 * logits, dim=-1, keepdim=True) / 2)
 
 
-NORMALISERS = {"softmax": softmax, "l2": l2}
+def relu2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
+    """relu(b)^2 / n with n real keys (GAU: Hua et al., 2022)."""
+    n = logits.size(-1) if key_mask is None else key_mask.sum(-1, keepdim=True).clamp(min=1)
+    return mask(torch.relu(logits).square() / n, key_mask)
+
+
+def swish_l2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
+    """b sigmoid(b), each row divided by its Euclidean norm."""
+    return F.normalize(mask(F.silu(logits), key_mask), dim=-1)
+
+
+def mask(weights: Tensor, key_mask: Tensor | None) -> Tensor:
+    return weights if key_mask is None else weights.masked_fill(~key_mask, 0)  # exactly 0 at padding
+
+
+NORMALISERS = {"softmax": softmax, "l2": l2, "relu2": relu2, "swish_l2": swish_l2}

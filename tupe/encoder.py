@@ -22,7 +22,7 @@ from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
 from .model_config import BLOCK_DEFAULTS, ModelConfig, names_in
 from .names import cls_beside
-from .packing import NO_PADDING, Packing, Selection, take
+from .packing import NO_PADDING, Packing, Selection
 from .positions import Dims, LayerContext, Positions, autocast_device
 from .schemes import Table
 from .token_positions import TokenPositions, draw_positions
@@ -57,6 +57,22 @@ class LayerInputs(NamedTuple):
     index: int  # type: ignore[assignment]  # of this layer; hides a method of tuples that nobody calls
     selection: Selection | None = None  # the tokens whose output is read; None: all
 
+    def attend(self, x: Tensor, own: "Attention | GatedAttentionLayer") -> Tensor:
+        """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. own: the module of the layer that projects to q, k, v."""
+        q, k, v = own.project(x, self.packing)
+        tokens = partial(self.packing.unpack, x), self.packing.mask
+        layer = LayerContext(self.index, self.token_positions, own.project, *tokens, self.shared.positions.scale)
+        dropout = own.attention_dropout if own.training else 0.0
+        return attend(q, k, v, self.shared.positions, self.prepared, layer, self.shared.backend, dropout)
+
+    def outputs(self, mixed: Tensor) -> Tensor:
+        """The rows of mixed values [B, L, C] whose output is read: [T, C], [B, L, C] or [m, C]."""
+        return self.packing.pack(mixed) if self.selection is None else self.selection.take_padded(mixed)
+
+    def residual(self, x: Tensor) -> Tensor:
+        """The same rows of the layer's input [B, L, C] or [T, C]."""
+        return x if self.selection is None else self.selection.take_packed(x)
+
 
 class RMSNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) times a gain, in no less than float32: squares overflow in half precision."""
@@ -87,7 +103,7 @@ class Attention(nn.Module):
         self.qkv = Linear(dims.width, 3 * dims.width, bias)
         self.out = Linear(dims.width, dims.width, bias)
         self.norm = nn.LayerNorm(dims.width) if config.resolve("inner_norms") == "yes" else None
-        if config.normaliser == "l2":
+        if config.normaliser in ("l2", "swish_l2"):
             # Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1: W_V and W_O start divided by
             # n^(1/4) each, for the longest n. Su (2022) asks for less variance; how much less is our choice.
             factor = config.max_positions**-0.25
@@ -98,16 +114,8 @@ class Attention(nn.Module):
         return split_heads(packing.unpack(self.qkv(x)), self.heads)
 
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
-        """[B, L, C] or [T, C] -> the rows that are read: the same shape, or of a selection [m, C]."""
-        positions, packing = inputs.shared.positions, inputs.packing
-        q, k, v = self.project(x, packing)
-        tokens = partial(packing.unpack, x), packing.mask
-        layer = LayerContext(inputs.index, inputs.token_positions, self.project, *tokens, positions.scale)
-        probability = self.attention_dropout if self.training else 0.0
-        mixed = attend(q, k, v, positions, inputs.prepared, layer, inputs.shared.backend, probability)  # [B, H, L, D]
-        mixed = mixed.transpose(1, 2).flatten(2)
-        read = inputs.selection
-        y = self.out(packing.pack(mixed) if read is None else take(mixed, read.indices))
+        mixed = inputs.attend(x, self)  # [B, H, L, D]
+        y = self.out(inputs.outputs(mixed.transpose(1, 2).flatten(2)))
         return y if self.norm is None else self.norm(y)
 
 
@@ -128,11 +136,17 @@ class TransformerLayer(nn.Module):
         self.fc2 = Linear(config.ffn, dims.width, bias)
         self.ffn_norm = norm(dims.width)
 
+    @staticmethod
+    def dims(max_positions: int, width: int, heads: int, layers: int) -> Dims:
+        """The sizes that position schemes need. Raises ValueError if the heads cannot share the width."""
+        if width % heads:
+            raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
+        return Dims(max_positions, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
+
     def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """[B, L, C] or [T, C] -> the same shape, or of a selection [m, C]."""
         y = self.attention(self.attention_norm(x) if self.pre else x, inputs)
-        x = x if inputs.selection is None else take(x, inputs.selection.rows)
-        x = x + dropout(y, self.dropout, self.training)
+        x = inputs.residual(x) + dropout(y, self.dropout, self.training)
         x = x if self.pre else self.attention_norm(x)
         y = self.feed_forward(self.ffn_norm(x) if self.pre else x)
         x = x + dropout(y, self.dropout, self.training)
@@ -149,6 +163,59 @@ class TransformerLayer(nn.Module):
         return self.fc2(dropout(x, self.activation_dropout, self.training))
 
 
+class GatedAttentionLayer(nn.Module):
+    """Gated attention unit (Hua et al., 2022): one block in place of attention and feed-forward, with a single head.
+
+    u, v = silu(x W_u), silu(x W_v) of width E = 2C; z = silu(x W_z) of width D = 128; q, k = z scaled and shifted per
+    column; output (u * (weights v)) W_o, then dropout, residual sum and layer norm. Two of them cost about one
+    Transformer layer. `ffn` and the number of heads have no meaning here, `activation_dropout` and the options of
+    `BLOCK_DEFAULTS` are refused; the paper's normaliser is relu2.
+    """
+
+    head_dim = 128
+
+    def __init__(self, dims: Dims, config: ModelConfig):
+        if config.activation_dropout:
+            raise ValueError(f"activation_dropout={config.activation_dropout} has no meaning in a gated attention unit")
+        if own := [name for name in BLOCK_DEFAULTS["gau"] if getattr(config, name) != "auto"]:
+            raise ValueError(f"{own[0]}={config.resolve(own[0])} has no meaning in a gated attention unit; valid: auto")
+        super().__init__()
+        self.dropout, self.attention_dropout = config.dropout, config.attention_dropout
+        self.u = Linear(dims.width, dims.value_dim)
+        self.v = Linear(dims.width, dims.value_dim)
+        self.z = Linear(dims.width, dims.head_dim)
+        self.scale = nn.Parameter(torch.ones(2, dims.head_dim))  # of q and k
+        self.shift = nn.Parameter(torch.zeros(2, dims.head_dim))
+        self.out = Linear(dims.value_dim, dims.width)
+        self.norm = nn.LayerNorm(dims.width)
+
+    @classmethod
+    def dims(cls, max_positions: int, width: int, heads: int, layers: int) -> Dims:
+        """The sizes that position schemes need: one head, whatever `heads` says."""
+        return Dims(max_positions, width, 1, layers, head_dim=cls.head_dim, value_dim=2 * width)
+
+    def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, C] or [T, C] -> q, k [B, 1, L, D] and v [B, 1, L, E]."""
+        z = F.silu(self.z(x))
+        scales, shifts = self.scale.to(z.dtype), self.shift.to(z.dtype)  # else autocast would turn q and k into float32
+        pairs = zip(scales, shifts, strict=True)
+        q, k = (z * scale + shift for scale, shift in pairs)
+        q, k, v = (packing.unpack(y).unsqueeze(1) for y in (q, k, F.silu(self.v(x))))
+        return q, k, v
+
+    def forward(self, x: Tensor, inputs: LayerInputs) -> Tensor:
+        """The same shapes as `TransformerLayer.forward`."""
+        mixed = inputs.attend(x, self)  # [B, 1, L, E]
+        mixed, x = inputs.outputs(mixed.squeeze(1)), inputs.residual(x)
+        y = self.out(F.silu(self.u(x)) * mixed)
+        return self.norm(x + dropout(y, self.dropout, self.training))
+
+
+BLOCKS: dict[str, type[TransformerLayer] | type[GatedAttentionLayer]] = {
+    "transformer": TransformerLayer, "gau": GatedAttentionLayer, "modern": TransformerLayer,
+}  # fmt: skip
+
+
 class Stack(nn.Module):
     """Positions and layers: embedded tokens -> features. Whoever adds embeddings calls `reset_parameters` last.
 
@@ -159,11 +226,8 @@ class Stack(nn.Module):
     def __init__(self, config: ModelConfig, pad: int, *, position_width: int | None = None):
         super().__init__()
         self.config, self.pad, self.dropout, self.normaliser = config, pad, config.dropout, config.normaliser
-        width, heads = config.width, config.heads
-        if width % heads:
-            raise ValueError(f"width {width} is not a multiple of the number of heads {heads}")
-        size = width // heads
-        dims = Dims(config.max_positions, width, heads, config.layers, head_dim=size, value_dim=size)
+        kind = BLOCKS[config.block]
+        dims = kind.dims(config.max_positions, config.width, config.heads, config.layers)
         self.attention_backend = config.attention  # as requested
         self.backends: list[str] = []  # taken so far
         self.compiled = False  # layer by layer, by `compile`
@@ -173,9 +237,9 @@ class Stack(nn.Module):
         seed = int(torch.randint(2**62, (), device="cpu"))
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            position_dims = replace(dims, width=position_width or width, input_width=width)
+            position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
             self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
-        self.layers = nn.ModuleList(TransformerLayer(dims, config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
         self.final_norm = NORMS[config.resolve("norm")](config.width) if config.resolve("norm_order") == "pre" else None
 
     def compile(self, **options: Any) -> None:

@@ -27,7 +27,13 @@ class LMLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype, with_gradient: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        with_gradient: bool,
     ) -> Tensor:
         w = weight.to(dtype)
         loss = x.new_zeros((), dtype=torch.float32)

@@ -17,6 +17,7 @@ BLOCK_DEFAULTS = {  # what a block is made of where an option is auto
         "inner_norms": "no",
     },
 }  # fmt: skip
+BLOCK_DEFAULTS["gau"] = BLOCK_DEFAULTS["transformer"]
 
 
 def option(
@@ -52,10 +53,13 @@ class ModelConfig:
         "untied beside the scheme `untied`, else tied", choices=("auto", "tied", "untied", "zero"),
         hugging_face="cls_position",
     )  # fmt: skip
-    normaliser: str = option("softmax", "how logits become attention weights", choices=("softmax", "l2"))
+    normaliser: str = option(
+        "softmax", "how logits become attention weights", choices=("softmax", "l2", "relu2", "swish_l2")
+    )
     block: str = option(
         "transformer", "what a layer is. transformer: BERT's; modern: ModernBERT's, with a norm before attention and "
-        "feed-forward block, GeGLU, no biases", choices=("transformer", "modern"),
+        "feed-forward block, GeGLU, no biases; gau: gated attention units (their paper's normaliser is relu2)",
+        choices=("transformer", "gau", "modern"),
     )  # fmt: skip
     # Words, not bools: see `plugin.model.fairseq_fields`.
     norm_order: str = option(

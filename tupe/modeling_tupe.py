@@ -39,7 +39,7 @@ class TupePreTrainedModel(PreTrainedModel):
     # divided by the size of all accumulated batches, and would sum the means with gradient accumulation.
     accepts_loss_kwargs = False
     _supports_sdpa = True
-    _no_split_modules = ["TransformerLayer"]
+    _no_split_modules = ["TransformerLayer", "GatedAttentionLayer"]
     _keys_to_ignore_on_load_unexpected = [  # of the other models
         r"^lm_head\.", r"^classifier\.", r"^qa_outputs\.", r"^token_classifier\."
     ]  # fmt: skip
@@ -125,7 +125,12 @@ class TupeModel(TupePreTrainedModel):
 
     def __init__(self, config: TupeConfig):
         super().__init__(config)
-        self.encoder = Encoder(config.vocab_size, config.pad_token_id, config.eos_token_id, **config.model_options())
+        self.encoder = Encoder(
+            config.vocab_size,
+            config.pad_token_id,
+            config.eos_token_id,
+            **config.model_options(),
+        )
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -23,6 +23,7 @@ ELECTRA = {  # replaced-token detection
 # Masked language models of other blocks than BERT's: the options that make the architecture. The block's own options
 # are `model_config.BLOCK_DEFAULTS`.
 OTHER_BLOCKS = {
+    "gau": {"position": "rope", "block": "gau", "normaliser": "relu2"},  # two for each layer of the size: cost as much
     "modernbert": {"position": "rope:base:160000:local_base:10000+window", "block": "modern"},
     "neobert": {"position": "rope", "block": "modern", "norm": "rms", "activation": "swiglu", "embed_norm": "no"},
     "ltg_bert": {

@@ -88,10 +88,13 @@ class Selection(NamedTuple):
     rows: Tensor  # [m], of x
     indices: Tensor  # [m], into the flattened batch [B L], sequences in attention's order
 
+    def take_packed(self, x: Tensor) -> Tensor:
+        """[T, C] or [B, L, C] -> [m, C]"""
+        return x.flatten(0, -2).index_select(0, self.rows)
 
-def take(x: Tensor, rows: Tensor) -> Tensor:
-    """[T, C] or [B, L, C] -> [m, C], these rows."""
-    return x.flatten(0, -2).index_select(0, rows)
+    def take_padded(self, x: Tensor) -> Tensor:
+        """[B, L, C] -> [m, C]"""
+        return x.flatten(0, 1).index_select(0, self.indices)
 
 
 def spread(x: Tensor, rows: Tensor) -> Tensor:

@@ -191,7 +191,7 @@ def canonical(names: str) -> str:
 
 @dataclass(frozen=True)
 class Dims:
-    """Sizes a scheme may need. value_dim is the width E of one value head."""
+    """Sizes a scheme may need. value_dim is the width E of one value head: D, but for gated attention units."""
 
     max_positions: int  # longest L in training
     width: int  # C

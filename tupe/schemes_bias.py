@@ -13,7 +13,8 @@ from .positions import Dims, LayerContext, PositionScheme, register
 from .schemes_common import Clipped, LayerNorm, Linear, Table, at_least, per_head
 from .token_positions import TokenPositions
 
-# The logit of a key that a head must not see: every normaliser makes exactly 0 of it, and half precision can hold it.
+# The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
+# make NaN; and half precision can hold it.
 HIDDEN = -3e4
 
 

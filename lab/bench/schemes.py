@@ -21,7 +21,7 @@ from tupe.common import options
 from tupe.common.architectures import ARCHITECTURES
 from tupe.common.options import Command, ListOf
 from tupe.common.plotting import COLOURS, curves, save
-from tupe.encoder import Encoder, init_bert
+from tupe.encoder import BLOCKS, Encoder, init_bert
 from tupe.plugin.optim import AdamW
 from tupe.positions import Dims, Positions, overrides
 from tupe.run.record import command_line
@@ -49,7 +49,7 @@ def cases(names: list[str] | None = None) -> dict[str, tuple[str, str]]:
 
 def dims(setting: Setting) -> Dims:
     layers, width, heads, _ = setting.dims()
-    return Dims(setting.length, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
+    return BLOCKS["transformer"].dims(setting.length, width, heads, layers)
 
 
 def parameters(position: str, cls: str, setting: Setting) -> int:

@@ -113,6 +113,7 @@ def test_four_correlations():
         ("bert_a_tiny", {"position": "absolute+shaw:layer"}),
         ("bert_a_tiny", {"position": "absolute+urpe", "cls": "untied"}),
         ("bert_a_tiny", {"segments": "learned"}),
+        ("bert_a_tiny", {"block": "gau", "activation_dropout": 0.0}),
         ("bert_a_tiny", {"position": "nopos"}),
     ],
 )

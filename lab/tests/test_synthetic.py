@@ -99,6 +99,11 @@ def test_other_ways_than_logits_get_through_softmax(position):
     assert predicted(position, "softmax", special=False) == "pass"
 
 
+def test_gated_attention_units_obey_the_same_rule():
+    for normaliser, expected in [("softmax", "fail"), ("l2", "pass"), ("relu2", "pass")]:
+        assert verdict(structure("rope", n=16, layer="gau", normaliser=normaliser).distinct, 16) == expected
+
+
 @pytest.mark.parametrize(
     ("position", "normaliser", "special", "low", "high"),
     [

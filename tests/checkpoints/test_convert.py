@@ -193,17 +193,17 @@ def test_what_the_command_refuses(converted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "position, cls, expected",
+    "position, cls, more, expected",
     [
-        ("untied+t5", "untied", "tupe_r"), ("absolute_d", "tied", "bert_a_d"), ("rope", "tied", "bert_a"),
-        ("rope", "untied", "tupe_a"),
+        ("untied+t5", "untied", {}, "tupe_r"), ("absolute_d", "tied", {}, "bert_a_d"), ("rope", "tied", {}, "bert_a"),
+        ("rope", "untied", {}, "tupe_a"), ("rope", "tied", {"block": "gau", "normaliser": "relu2"}, "gau"),
     ],
 )  # fmt: skip
-def test_the_name_says_nothing_that_is_not_so(position, cls, expected):
+def test_the_name_says_nothing_that_is_not_so(position, cls, more, expected):
     """A converted model gets the nearest architecture, as if it had been trained by that name with other options."""
     for size, (layers, width, heads, ffn) in SIZES.items():
-        options = {"layers": layers, "width": width, "heads": heads, "ffn": ffn}
-        options |= {"position": position, "cls": cls}
+        options = {"layers": layers * (2 if more else 1), "width": width, "heads": heads, "ffn": ffn}
+        options |= {"position": position, "cls": cls, **more}
         assert architecture_of(ModelConfig(**options)) == with_size(expected, size)
         assert architecture_of(ModelConfig(**{**options, "width": 96})) == expected
 

@@ -130,7 +130,7 @@ def test_nodes_without_gpus_have_a_process_each_which_speak_gloo(tmp_path):
     [
         (["--optimizer=adm"], "'adam"),
         (["--recipe=finetune"], "pretrain_large"),
-        (["--preset=neobert", "--arch=bert_a_mini"], "model=neobert is neobert, not bert_a_mini"),
+        (["--preset=gau", "--arch=bert_a_mini"], "model=gau is gau, not bert_a_mini"),
         (["--preset=tupe_r_large", "--arch=tupe_r_mini"], "model=tupe_r_large is tupe_r_large"),
         (["+seed=3"], "seed=3: valid: SECTION.KEY=VALUE, model=NAME"),
         (["comon.fp16=false"], "'common'"),

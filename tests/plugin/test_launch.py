@@ -195,7 +195,7 @@ def test_batch_size_is_what_an_update_trains_on(name, batch, processes):
     assert args.batch_size <= OmegaConf.load(CONFIGS / "shared/scored.yaml").dataset.batch_size == 32
 
 
-SOME_MODELS = ["bert_a", "electra_tupe_r", "rope_l2", "tupe_r_large", "shaw"]
+SOME_MODELS = ["bert_a", "electra_tupe_r", "gau_l2", "tupe_r_large", "shaw"]
 HANDED = [
     ("pretrain", ["model.dropout=0", "+model.position=rope", "model.cls=tied"], ["--lr", "0.5", "--autocast=bf16"]),
     ("pretrain", [], ["--optimizer=adamw_fused", "--criterion=masked_lm_chunked", "--lr=[1,2]", "--update-freq=2,1"]),
@@ -315,6 +315,18 @@ def test_both_launchers_replace_the_architectures_position(words, becomes):
         assert (config.model._name, config.model.position, str(config.model.cls)) == becomes
 
 
+@pytest.mark.parametrize("preset, normaliser", [("gau", "relu2"), ("gau_l2", "l2"), ("gau_softmax", "softmax")])
+def test_gated_attention_units_are_two_for_each_layer_of_the_size(preset, normaliser):
+    """Through Hydra and `tupe pretrain` alike."""
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    hydra = hydra_config("pretrain", [f"model={preset}", "model._name=gau_mini", "task.data=DATA"]).model
+    launched = convert_namespace_to_omegaconf(parse(recipe("--arch=gau_mini", overrides=[f"model={preset}"]))).model
+    for model in (hydra, launched):
+        assert (model.encoder_layers, str(model.block), model.position) == (8, "gau", "rope")
+        assert (model.encoder_embed_dim, str(model.normaliser)) == (SIZES["mini"][1], normaliser)
+
+
 def recipes():
     """Every recipe with every choice of each of its groups (the other groups at their default). Presets of a model that
     are no architecture of their own are tried with one recipe. With architectures that are not their own, recipes
@@ -359,5 +371,5 @@ def test_model_group_has_every_architecture():
     assert set(ARCHITECTURES) <= {path.stem for path in (CONFIGS / "model").glob("*.yaml")}
     for path in (CONFIGS / "model").glob("*.yaml"):
         assert path.read_text().startswith("# @package model\n"), path
-        known = {path.stem, "bert_a", "modernbert"}  # the last: of presets, with other options
+        known = {path.stem, "bert_a", "gau", "modernbert"}  # the last: of presets, with other options
         assert OmegaConf.load(path)._name in known

@@ -32,7 +32,7 @@ def full_run(data, tmp_path_factory):
 # Which together fill in every hook of a scheme, and another softmax.
 SOME = [
     ["--position=absolute"], ["--position=deberta", "--normaliser=l2"], ["--position=rope_values", "--block=modern"],
-    ["--position=shaw+shaw_values"], ["--position=t5:layer+urpe"], ["--normaliser=l2"],
+    ["--position=shaw+shaw_values"], ["--position=t5:layer+urpe"], ["--block=gau", "--normaliser=relu2"],
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from ..common.safe_load import NOT_OURS, load_safely, num_updates, read_config, 
 from ..data.blocks import BOS, EOS, PAD, hash_of
 from ..data.glue import TASKS, glue_name, own_task
 from ..data.splits import folders_of, read_symbols
-from ..encoder import ModelConfig, names_in
+from ..encoder import BLOCKS, ModelConfig, names_in
 from ..positions import bounded_schemes, canonical, format_value, is_loaded
 from ..run import record
 from ..run.checksums import check
@@ -355,9 +355,10 @@ def spelled(position: str, position_file: str) -> str:
 
 def settings_of(config: ModelConfig) -> dict[str, str]:
     """What a checkpoint of fairseq's says of its model beside its weights."""
+    heads = BLOCKS[config.block].dims(config.max_positions, config.width, config.heads, config.layers).heads
     settings = {
         "position": config.position, "cls": config.cls, "block": config.block, "normaliser": config.normaliser,
-        "heads": str(config.heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
+        "heads": str(heads), "layer_norm_eps": format_value(float(config.layer_norm_eps)),
     }  # fmt: skip
     return settings | config.unlike_bert()
 

@@ -28,6 +28,7 @@ def preset(architecture: str) -> dict:
         own = {"position": position, "cls": "auto" if cls == "untied" else cls}
     else:
         own = {"cls": "tied", **OTHER_BLOCKS[name]}
+        layers *= 2 if name == "gau" else 1
         if own["block"] == "modern" and architecture not in OWN_SIZES:
             ffn = 8 * round(ffn / 12)  # two thirds: a GLU has three matrices in place of two
     return {**own, "layers": layers, "width": width, "heads": heads, "ffn": ffn}
