@@ -164,7 +164,7 @@ def main() -> None:
         with torch.autocast("cuda", torch.bfloat16):
             indices, targets = encoder.pad_outputs(indices, targets)
             x, _ = encoder(tokens, num_tokens=tokens.numel(), output_indices=indices)
-            loss = head.loss(x, encoder.tokens.weight, targets)
+            loss = head(x, encoder.tokens.weight, targets)
         loss.backward()
     print(json.dumps(made), flush=True)
     os._exit(0)  # autograd's thread of a device that is none would abort the process

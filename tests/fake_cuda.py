@@ -118,7 +118,7 @@ def faults(options, precision="fp16", length=40, padded=True):
             count = 2 * length if padded else 3 * length
             with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
                 x, _ = model(tokens, num_tokens=count, output_indices=read)
-                loss = head.loss(x, model.tokens.weight, torch.zeros(7, dtype=torch.long, device="cuda"))
+                loss = head(x, model.tokens.weight, torch.zeros(7, dtype=torch.long, device="cuda"))
             loss.backward()
         idle = [f"{name} has no gradient: DDP refuses it" for name, p in model.named_parameters() if p.grad is None]
         return sorted({*transfers.found, *kernels.found, *idle})

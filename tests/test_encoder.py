@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -28,7 +27,6 @@ from tupe.encoder import (
     LayerInputs,
     LMHead,
     ModelConfig,
-    ModelOptions,
     Shared,
 )
 from tupe.packing import NO_PADDING
@@ -151,14 +149,6 @@ def test_gated_attention_unit_formula(normaliser):
     places, backend = positions.token_positions(length), Plain(normaliser)
     ours = layer(x, LayerInputs(Shared(positions, backend), places, NO_PADDING, Prepared(), 0))
     torch.testing.assert_close(ours[0], torch.stack(rows), rtol=1e-10, atol=1e-10)
-
-
-def test_options_are_those_of_the_configuration():
-    """Type checkers and editors read them in `ModelOptions`."""
-    assert get_type_hints(ModelOptions) == {option.name: option.type for option in fields(ModelConfig)}
-    for wrong, right in {"wdith": "width", "seperator": "separator", "Dropout": "dropout"}.items():
-        with pytest.raises(TypeError, match=f"^Encoder has no option {wrong!r}; did you mean {right!r}[?]$"):
-            Encoder(20, 1, **{"layers": 1, wrong: 2})
 
 
 def test_choices_are_what_the_model_has():

@@ -189,7 +189,7 @@ def fuzz(reader, folder, examples):
 
 @pytest.mark.parametrize("name", READERS)
 def test_readers(name, tmp_path, bounded, monkeypatch):
-    monkeypatch.setattr(positions, "_loaded_files", {})  # files of other tests, which messages name
+    monkeypatch.setattr(positions, "_loaded_files", set())  # files of other tests, which messages name
     reader = READERS[name]
     for seed in reader.seeds:
         (tmp_path / reader.name).write_bytes(seed.encode() if isinstance(seed, str) else seed)
@@ -202,7 +202,7 @@ def test_readers(name, tmp_path, bounded, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_readers_at_length(name, tmp_path, bounded, monkeypatch):
-    monkeypatch.setattr(positions, "_loaded_files", {})
+    monkeypatch.setattr(positions, "_loaded_files", set())
     assert fuzz(READERS[name], tmp_path, SLOW) >= SLOW
 
 

@@ -32,7 +32,7 @@ optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 0.01)
 tokens = torch.randint(4, 20, (4, 8))
 losses = []
 for _ in range(3):
-    losses.append(head.loss(encoder(tokens)[0].view(-1, 16), encoder.tokens.weight, tokens.view(-1)) / 32)
+    losses.append(head(encoder(tokens)[0].view(-1, 16), encoder.tokens.weight, tokens.view(-1)) / 32)
     losses[-1].backward()
     optimizer.step()
     optimizer.zero_grad()

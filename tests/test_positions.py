@@ -20,7 +20,6 @@ from tupe.positions import (
     canonical,
     load_scheme_file,
     overrides,
-    parse,
     register,
 )  # fmt: skip
 from tupe.schemes import SCHEMES
@@ -320,14 +319,13 @@ def test_longer_than_in_training(position):
         ("t5:buckets:3.5", "tied", "buckets must be a whole number"),
         ("t5:buckets:30", "tied", "t5: buckets must be a multiple of 4, not 30"),
         ("t5:max_distance:8", "tied", "t5: max_distance must be more than buckets / 4"),
-        ("t5:multiplier:0", "tied", "t5: multiplier must be more than 0"),
+        ("t5:multiplier:0", "tied", "t5: multiplier must be at least 1e-06"),
         ("rope:base:nan", "tied", "base must be a number"),
-        ("rope:base:1", "tied", "rope: base must be more than 1"),
+        ("rope:base:0.5", "tied", "rope: base must be at least 1"),
         ("rope:fraction:0", "tied", "rope: fraction must be more than 0 and at most 1"),
         ("rope:ntk:0.5", "tied", "rope: ntk must be at least 1"),
         ("rope:ntk:2:yarn:2", "tied", "rope: only one of interpolate, ntk and yarn"),
         ("rope:learned:True:local_base:100", "tied", "rope: learned:True has no bases"),
-        ("alibi:half:True:sides:True", "tied", "alibi: half:True needs an even number of heads.* no sides:True"),
         ("deberta_v2:buckets:7", "tied", "deberta_v2: buckets must be an even number"),
         ("deberta_v2:max_distance:100", "tied", "deberta_v2: max_distance must be more than buckets / 2"),
         ("fire:threshold:0", "tied", "fire: threshold must be at least 1"),
@@ -342,7 +340,6 @@ def test_longer_than_in_training(position):
         ("absolute:layer", "tied", "cannot be per layer"),
         ("deberta:layer", "tied", "deberta has projections of its own in every layer already"),
         ("rope:layer", "tied", "rope has no parameters; it cannot be per layer"),
-        ("rope:heads:True", "tied", "rope: heads:True needs learned:True"),
         ("absolute", "untied", "attention has no position term"),
         ("absolute", "zero", "cls=zero .* no position term"),
         ("rope+t5", "untied", "no term to drop"),
@@ -425,7 +422,7 @@ class Distance(PositionScheme):
 
 @pytest.fixture
 def own_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(positions, "_loaded_files", {})
+    monkeypatch.setattr(positions, "_loaded_files", set())
     path = tmp_path / "own.py"
     path.write_text(OWN_FILE)
     yield path
@@ -433,12 +430,12 @@ def own_file(tmp_path, monkeypatch):
 
 
 def test_a_scheme_from_a_file(own_file):
-    with pytest.raises(ValueError, match="unknown position scheme 'own_distance'.*position_file=FILE"):
+    with pytest.raises(ValueError, match="unknown position scheme 'own_distance'.*--position-file FILE"):
         encoder("own_distance")
     load_scheme_file(own_file)
     load_scheme_file(own_file)  # once is enough
     assert encoder("own_distance:slope:0.50", layers=1).config.position == "own_distance:slope:0.5"
-    with pytest.raises(ValueError, match="did you mean 'own_distance'.*own.py registered own_distance"):
+    with pytest.raises(ValueError, match="did you mean 'own_distance'"):
         encoder("own_Distence")
     with pytest.raises(ValueError, match="no such file"):
         load_scheme_file(own_file.with_name("missing.py"))
@@ -488,16 +485,6 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(text, line, own_fi
     monkeypatch.syspath_prepend(own_file.parent)
     with pytest.raises(ValueError, match=f"^/.*{line}$"):
         load_scheme_file(own_file)
-
-
-def test_a_wrong_name_is_answered_with_what_the_files_registered(own_file):
-    load_scheme_file(own_file)
-    (empty := own_file.with_name("empty.py")).write_text("import torch\n")
-    with pytest.raises(ValueError, match=r"'own_distanse'.*/own\.py registered own_distance$"):
-        parse("own_distanse")
-    load_scheme_file(empty)
-    with pytest.raises(ValueError, match=r"/empty\.py registered none: put @register\(NAME\) above the class$"):
-        parse("own_distanse")
 
 
 # ---- what hooks return ----
@@ -555,10 +542,10 @@ HOOKS = [
     ("unrotate", r"\[2, 2, 9, 8\]"),
 ]  # fmt: skip
 WRONG = {
-    "another length": (lambda x: x[..., :1], r"\[.*1\]"),
+    "another length": (lambda x: x[..., :1], r"\[.*1\] "),
     "no axis": (lambda x: x[0], r"\["),
-    "whole numbers": (lambda x: x.long(), "torch.int64"),
-    "another device": (lambda x: x.to("meta"), "a tensor on meta"),
+    "whole numbers": (lambda x: x.long(), r"\[.*\] torch.int64"),
+    "another device": (lambda x: x.to("meta"), ".* on meta;"),
     "a number": (lambda x: 0.0, "float"),
 }
 
@@ -573,7 +560,7 @@ def test_what_hooks_return_is_checked(hook, shape, wrong, own):
     rotates = "rotate" in hook
     for other in () if rotates else ("rotate", "unrotate"):  # which untied [CLS] does not go with
         setattr(own, other, getattr(PositionScheme, other))
-    message = f"^{hook} of position scheme Mine returned {got}.*; valid: {shape} floats on cpu"
+    message = f"^{hook} of position scheme Mine returned {got}.* valid: {shape} floats on cpu"
     with pytest.raises(ValueError, match=message):
         encoder("own", "tied" if rotates else "untied")(tokens())
 
@@ -589,7 +576,7 @@ def test_hooks_that_return_what_is_valid(own):
     with pytest.raises(ValueError, match="rotate of position scheme Mine returned tuple; valid: q and k"):
         encoder("own")(tokens())
     own.returns = {"rotate": lambda x: (x[0].repeat(1, 1, 1, 2), *x[1:])}  # q alone wider
-    with pytest.raises(ValueError, match="rotate of position scheme Mine returned .* 8]; valid: .* 16] floats"):
+    with pytest.raises(ValueError, match="rotate of position scheme Mine returned .* 8] .*; valid: .* 16] floats"):
         encoder("own")(tokens())
     own.returns = {"rotate": lambda x: (*(y.repeat(1, 1, 1, 2) for y in x[:2]), x[2])}
     assert encoder("own")(tokens())[0].shape == (B, L, 16)
@@ -613,7 +600,7 @@ def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch)
     model(tokens())[0].sum().backward()
     monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", 8)
     monkeypatch.setattr(backend_cpu, "QUERY_BLOCK_LOGITS", 100)  # a few queries at a time
-    message = r"bias of position scheme Mine returned \[2, 9, 9\]; valid: \[2, \d, 9\] .* R the `positions.queries`"
+    message = r"bias of position scheme Mine returned \[2, 9, 9\] .*; valid: \[2, \d, 9\] .* R the `positions.queries`"
     with pytest.raises(ValueError, match=message), torch.no_grad():
         model.eval()(tokens())
 
@@ -665,7 +652,7 @@ def test_a_wrong_shape_is_told_with_the_line_of_the_hook(own_file):
     lines = ["    def gate(self, positions):", "        return torch.ones(3)"]
     own_file.write_text("\n".join([*OWN_BUGS.splitlines()[:5], *lines]))
     load_scheme_file(own_file)
-    message = rf"gate of position scheme Distance returned \[3\]; valid: .* \({own_file}:6\)$"
+    message = rf"gate of position scheme Distance returned \[3\] torch.float32 on cpu; valid: .* \({own_file}:6\)$"
     with pytest.raises(ValueError, match=message):
         encoder("own_distance")(tokens())
 
@@ -756,15 +743,6 @@ def test_gradients_of_each_sequence_by_torch_func(position, options):
             along += gradient.sum()
     slope = torch.func.jvp(lambda p: sum(score(p, sequence) for sequence in batch), (parameters,), (step,))[1]
     torch.testing.assert_close(slope, along)
-
-
-@pytest.mark.parametrize("path", ["auto", "plain"])
-def test_no_tokens(path):
-    model = encoder("untied+t5", attention=path).float()
-    for shape in ((0, 5), (2, 0), (0, 0)):
-        features, hiddens = model(tokens(*shape[::-1]), return_all_hiddens=True)
-        assert features.shape == (*shape, 16) and [h.shape for h in hiddens] == [(*shape, 16)] * 3
-    assert model(tokens(5, 0), output_indices=torch.zeros(0, dtype=torch.long))[0].shape == (0, 16)
 
 
 def test_unknown_block_and_normaliser():

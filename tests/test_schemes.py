@@ -190,18 +190,16 @@ class FactoredFormula(Formula):
 
 
 class AlibiFormula(Formula):
-    """H = 2: the slopes of 2 heads are 1/16 and 1/256, of 4 heads 1/4, 1/16, 1/64, 1/256, of one head 1/256."""
+    """H = 2: the slopes of 2 heads are 1/16 and 1/256, of 4 heads 1/4, 1/16, 1/64, 1/256."""
 
     def slope(self, h, right):
         if self.o.get("learned"):
             return self.s.log_slopes[right if self.o.get("sides") else 0, h].double().exp()
         if self.o.get("sides"):
             return [[1 / 4, 1 / 16], [1 / 64, 1 / 256]][h][right]
-        return 1 / 256 if self.o.get("half") else [1 / 16, 1 / 256][h]
+        return [1 / 16, 1 / 256][h]
 
     def bias(self, h, i, j, scale):
-        if self.o.get("half") and (j > i if h == 0 else j < i):
-            return -1e9
         return -self.slope(h, int(j > i)) * abs(i - j)
 
 
@@ -316,7 +314,6 @@ class RopeFormula(Formula):
         if "ntk" in self.o:
             base *= self.o["ntk"] ** (columns / (columns - 2))
         omega = learned(self.s) if self.o.get("learned") else vaswani(columns, base)
-        omega = omega[self.h] if self.o.get("heads") else omega
         omega, yarn = omega / self.o.get("interpolate", 1), self.o.get("yarn", 1)
         omega[1:] /= yarn  # the ramp of so few columns keeps the first pair, divides the second
         turned = torch.view_as_complex(x[:columns].unflatten(0, (-1, 2)).contiguous()) * torch.exp(1j * i * omega)
@@ -415,11 +412,11 @@ class CopeFormula(Formula):
 
 class CableFormula(Formula):
     def read(self, h, q, k, x):
-        linear, rows = self.s.project[self.layer], [h, H + h] if self.o.get("sides") else [h, h]
-        self.steps = [[softplus((linear.weight[row] @ token + linear.bias[row]).item()) for token in x] for row in rows]
+        linear = self.s.project[self.layer]
+        self.steps = [softplus((linear.weight[h] @ token + linear.bias[h]).item()) for token in x]
 
     def content(self, h, i, j, q, k, layer):
-        return -sum(self.steps[int(j > i)][min(i, j) + 1 : max(i, j) + 1]) * math.sqrt(D)
+        return -sum(self.steps[min(i, j) + 1 : max(i, j) + 1]) * math.sqrt(D)
 
 
 class GrapeAFormula(Formula):
@@ -517,13 +514,13 @@ OPTIONS = [  # every option of every family
     "shaw_sinusoidal_learned:amplitude:0.03", "shaw+shaw_values:max_distance:5", "deberta:max_distance:4",
     "rope:fraction:0.5", "rope:base:100:fraction:0.5:learned:True", "rope:base:500:local_base:100:every:2",
     "rope:learned:True:interpolate:4", "rope:ntk:4", "rope:yarn:4", "rope_values:base:100:fraction:0.5",
-    "urpe:layer:max_distance:2", "alibi:sides:True", "alibi:half:True", "alibi:half:True:learned:True",
+    "urpe:layer:max_distance:2", "alibi:sides:True",
     "alibi:sides:True:learned:True", "kerple:power:True", "kerple:sides:True", "kerple:layer",
     "fire:threshold:4:width:8", "fire:threshold:4:sides:True", "cpb:width:8", "deberta_v2:buckets:6:max_distance:8",
-    "deberta_v2:layer", "fope:base:100:std:0.3", "fope:layer:learned:True", "selective_rope:base:100:rank:3",
-    "rope:local:True:every:2", "log_length:learned:False", "rope+log_length:every:2", "wavelets:scales:2",
-    "cope:positions:3", "cope:layer", "cable:sides:True", "grape_a:layer",
-    "rope:local:True+log_length:every:3+window", "rope:layer:learned:True:heads:True:fraction:0.5", "rope+directions",
+    "deberta_v2:layer", "fope:base:100:std:0.3", "selective_rope:base:100:rank:3",
+    "rope:local:True:every:2", "rope+log_length:every:2", "wavelets:scales:2",
+    "cope:positions:3", "cope:layer", "grape_a:layer",
+    "rope:local:True+log_length:every:3+window", "rope:layer:learned:True:fraction:0.5", "rope+directions",
     "pope:base:100", "pope:layer", "pope+t5", "window:size:3:every:2", "untied+t5+window:size:4:every:0",
     "rope:local_base:100+window:size:6", "shaw+urpe+window",
 ]  # fmt: skip
@@ -552,7 +549,7 @@ INPUT = torch.randn(B, L, H * D, generator=torch.Generator().manual_seed(6), dty
 
 
 def in_layer(positions, index):
-    return LayerContext(index, positions.token_positions(L), project, lambda: INPUT)
+    return LayerContext(index, positions.token_positions(L), project, lambda: INPUT, scale=positions.scale)
 
 
 # The last of three layers, and of what layers have their own of, or take turns with, the first.
@@ -668,7 +665,7 @@ def test_deberta_v2_buckets_equal_hugging_face():
         assert len(scheme.table.weight) == 2 * buckets - 1
 
 
-@pytest.mark.parametrize("options", ["", ":learned:True", ":base:100:std:0.3"])
+@pytest.mark.parametrize("options", ["", ":base:100:std:0.3"])
 def test_the_mixtures_of_fope_are_shares(options):
     """They sum to 1 over the frequencies that are kept, so that the cosine at position 0 is 1, as the authors' code."""
     (scheme,) = Positions(f"fope{options}", DIMS).values()

@@ -1,7 +1,7 @@
 """Attention with every position term: the formula, once, and the plain backend, which tests compare every faster one
 with. `backends.py` chooses.
 
-B batch, L sequence length, H heads, D width of a head, E width of a value head (D, but for gated attention units).
+B batch, L sequence length, H heads, D width of a head, E width of a value head.
 
     weights = normaliser((q . k + content) * scale + bias) * gate            [B, H, L, L]
     out     = weights v + value(weights)                                     [B, H, L, E]
@@ -16,8 +16,6 @@ from torch import Tensor
 from .packing import NO_PADDING, Packing
 from .positions import LayerContext, Positions
 from .token_positions import TokenPositions
-
-__all__ = ["NORMALISERS", "Backend", "Batch", "Plain", "Prepared", "Recorder", "attend"]
 
 
 def attend(
@@ -101,10 +99,6 @@ class Backend:
         or None; bias may also be what the backend's `terms` returns in its place. reach: how far queries see, None:
         everything."""
         raise NotImplementedError
-
-    def for_outputs(self, output_indices: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
-        """`prepared` of a layer where only the tokens at output_indices [n], into the flattened batch, are read."""
-        return prepared
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Any, scale: float, dropout: float

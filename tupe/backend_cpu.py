@@ -18,26 +18,24 @@ from .cpu import DropoutMask, on_onednn, product, rounded_up, select
 from .packing import Packing
 from .positions import Positions
 from .token_positions import TokenPositions
-from .windows import Chunking, Chunks
+from .windows import Windowed
 
 BLOCKED_BIAS_FROM = 2048  # longest sequence whose bias is held as a whole in evaluation
 QUERY_BLOCK_LOGITS = 2**24  # logits computed at a time by `attention_by_queries`: 64 MiB of float32
 
 
-Rows = Callable[[int, int], Tensor]  # of a bias: queries first .. last-1 -> [H, last - first, L]
+Rows = Callable[[int, int], Any]  # of a bias: queries first .. last-1 -> [H, last - first, L]
 
 
 class CpuPrepared(NamedTuple):
     """The result of `Cpu.prepare`: a layer's data beside q, k and v."""
 
-    # [H, R, K], or [n, R, K] for all heads alike; for long sequences without gradients, a function
-    bias: Tensor | Rows | None
-    mask: Tensor | None  # [B, 1 or n, 1, K], added to the logits: 0, and a very low number at padding
+    bias: Tensor | Rows | None  # [H, R, K]; for long sequences without gradients, a function
+    mask: Tensor | None  # [B, 1 or H, 1, K], added to the logits: 0, and a very low number at padding
     blocks: "list[Block] | None" = None  # planned for all layers, where sequences are cut to their lengths
-    cls_query_only: bool = False  # the query [CLS] is computed only; the bias is [H, 1, L]
 
 
-class Cpu(Chunking):
+class Cpu(Windowed):
     """Padding stays a mask, so that nothing of size B x H x L x L is ever there. Sequences come longest first: cutting
     them to about one length is a view then. Long ones without gradients get their bias a block of queries at a time."""
 
@@ -57,36 +55,27 @@ class Cpu(Chunking):
             return positions.terms(token_positions)
 
         def rows_of(layer: int) -> Rows:  # [H, L, L] would take too much memory
-            return lambda first, last: positions.bias_block(layer, token_positions.block(first, last))
+            return lambda first, last: positions.bias(layer, token_positions.block(first, last))
 
         return [(rows_of(layer), None) for layer in range(positions.dims.layers)]
 
-    def prepare(self, bias: Tensor | Rows | None, gate: Tensor | None, reach: int | None, batch: Batch) -> CpuPrepared:
+    def prepare_whole(
+        self, bias: Tensor | Rows | None, gate: Tensor | None, reach: int | None, batch: Batch
+    ) -> CpuPrepared:
         if reach is not None:
             bias = without_far(bias, batch.near(reach))
         lengths, length = batch.packing.lengths, batch.token_positions.length
         blocks = None if lengths is None else plan_blocks(batch.heads, len(lengths), length, length, lengths)
         return CpuPrepared(bias, additive(batch.key_mask), blocks)
 
-    def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> CpuPrepared:
+    def prepare_chunks(self, bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> CpuPrepared:
         return CpuPrepared(bias, additive(mask))
 
-    def for_outputs(
-        self, output_indices: Tensor, prepared: CpuPrepared, positions: Positions, length: int
-    ) -> CpuPrepared:
-        """Only the query of [CLS] is computed where only first tokens are read; the bias is [H, 1, L]."""
-        first_tokens = torch.arange(0, len(output_indices) * length, length)
-        if positions.having["unrotate"] or callable(prepared.bias) or not torch.equal(output_indices, first_tokens):
-            return prepared
-        bias = None if prepared.bias is None else prepared.bias[:, :1]
-        return prepared._replace(bias=bias, cls_query_only=True)
-
-    def mix(
+    def mix_whole(
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: CpuPrepared, scale: float,
         dropout: float,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        bias, mask, blocks, cls_query_only = prepared
-        q = q[:, :, :1] if cls_query_only else q
+        bias, mask, blocks = prepared
         if not isinstance(bias, Tensor):
             is_long = k.size(2) > BLOCKED_BIAS_FROM and not torch.is_grad_enabled() and dropout == 0
             if bias is not None or is_long:
@@ -123,9 +112,6 @@ def saves_weights(k: Tensor) -> bool:
     return k.dtype != torch.float32 or k.size(2) <= SAVE_WEIGHTS_UP_TO
 
 
-Piece = tuple[slice, slice, int | None, tuple[int, int, int, int]]  # a block without the place of its weights
-
-
 class Block(NamedTuple):
     """Some of the logits of attention, which are computed together."""
 
@@ -133,7 +119,6 @@ class Block(NamedTuple):
     rows: slice  # of the batch
     length: int | None  # to which its sequences are cut, if they are
     shape: tuple[int, int, int, int]  # heads, rows, queries, keys
-    first: int  # where its weights begin among the weights of all blocks
 
     def cut(self, x: Tensor) -> Tensor:
         """This block's part of x [B, H, L, D]: [h, r, queries or keys, D]."""
@@ -143,9 +128,13 @@ class Block(NamedTuple):
         """The inverse of `cut`."""
         x[self.rows, self.heads, : self.length] = values.transpose(0, 1)
 
-    def weights(self, x: Tensor) -> Tensor:
-        """This block's part [h, r, queries, keys] of x, which has one entry per weight of all blocks."""
-        return x[self.first : self.first + math.prod(self.shape)].view(self.shape)
+
+def by_block(x: Tensor | None, blocks: list[Block]) -> list[Any]:
+    """Each block's part [h, r, queries, keys] of x, which has one entry per weight of all blocks; None of None."""
+    if x is None:
+        return [None] * len(blocks)
+    parts = x.split([math.prod(block.shape) for block in blocks])
+    return [part.view(block.shape) for part, block in zip(parts, blocks, strict=True)]
 
 
 class BlockedAttention(torch.autograd.Function):
@@ -178,11 +167,11 @@ class BlockedAttention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, bias, mask, kept, saved)
         make = q.new_zeros if blocks[0].length else q.new_empty  # what is cut off is padding
         out = make(batch, queries, heads, v.size(-1)).transpose(1, 2)
-        for block in blocks:
+        for block, own_kept, own_saved in zip(blocks, by_block(kept, blocks), by_block(saved, blocks), strict=True):
             weights = block_weights(q, k, bias, mask, scale, block)
-            weights = weights.to(v.dtype) if saved is None else block.weights(saved).copy_(weights)
-            if dropout_mask and kept is not None:
-                weights = select(weights, dropout_mask.draw(block.weights(kept)))
+            weights = weights.to(v.dtype) if saved is None else own_saved.copy_(weights)
+            if dropout_mask:
+                weights = select(weights, dropout_mask.draw(own_kept))
             block.put(out, matmul(weights, block.cut(v).transpose(2, 3)).mul_(ctx.dropout_scale))
         return out
 
@@ -190,23 +179,22 @@ class BlockedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, bias, mask, kept, saved = ctx.saved_tensors
-        make = torch.zeros_like if ctx.blocks[0].length else torch.empty_like
+        blocks = ctx.blocks
+        make = torch.zeros_like if blocks[0].length else torch.empty_like
         dq, dk, dv = (make(x) for x in (q, k, v))
         dbias = torch.zeros_like(bias) if ctx.needs_input_grad[3] else None
-        for block in ctx.blocks:
+        for block, own_kept, weights in zip(blocks, by_block(kept, blocks), by_block(saved, blocks), strict=True):
             if saved is None:
                 weights = block_weights(q, k, bias, mask, ctx.scale, block).to(v.dtype)
-            else:
-                weights = block.weights(saved)
             g = block.cut(grad) * ctx.dropout_scale
             dweights, dropped = matmul(g, block.cut(v)), weights
             if kept is not None:
-                dweights, dropped = (select(x, block.weights(kept)) for x in (dweights, weights))
+                dweights, dropped = (select(x, own_kept) for x in (dweights, weights))
             block.put(dv, transposed_matmul(dropped, g))
             dlogits = torch.ops.aten._softmax_backward_data(dweights, weights, -1, weights.dtype)
             if dbias is not None:
                 summed = dlogits[:, 0] if dlogits.size(1) == 1 else dlogits.sum(1, dtype=torch.float32)
-                add_cyclic(dbias[:, : summed.size(1), : summed.size(2)], block.heads, summed)
+                dbias[block.heads, : summed.size(1), : summed.size(2)] += summed
             block.put(dq, matmul(dlogits, block.cut(k).transpose(2, 3)).mul_(ctx.scale))
             block.put(dk, transposed_matmul(dlogits, block.cut(q)).mul_(ctx.scale))
         return dq, dk, dv, dbias, None, None, None, None
@@ -218,24 +206,15 @@ CUT_IF_BELOW = 0.9  # share of the logits below which cutting sequences to their
 def plan_blocks(heads: int, batch: int, queries: int, keys: int, lengths: list[int] | None = None) -> list[Block]:
     """The blocks of all logits, or, where cutting them to `lengths` pays, of those that matter. lengths: of every
     sequence, up to its last token that is not padding, falling, or None; queries and keys are the same tokens then."""
-    pieces = whole_sequences(heads, batch, queries, keys)
     if lengths is not None:
         cut = by_length(heads, lengths, keys)
-        if sum(math.prod(shape) for *_, shape in cut) < CUT_IF_BELOW * batch * heads * queries * keys:
-            pieces = cut
-    blocks, first = [], 0
-    for piece in pieces:
-        blocks.append(Block(*piece, first))
-        first += math.prod(blocks[-1].shape)
-    return blocks
-
-
-def whole_sequences(heads: int, batch: int, queries: int, keys: int) -> list[Piece]:
-    """Blocks of one head after the other, so that its bias stays in the cache. Where sequences are short, calls take
-    longer than products: then a block holds several heads of the whole batch."""
+        if sum(math.prod(block.shape) for block in cut) < CUT_IF_BELOW * batch * heads * queries * keys:
+            return cut
+    # One head after the other, so that its bias stays in the cache. Where sequences are short, calls take longer than
+    # products: then a block holds several heads of the whole batch.
     step = max(1, BLOCK_LOGITS // (queries * keys))  # sequences in a block
     return [
-        (hs, rows, None, (hs.stop - hs.start, rows.stop - rows.start, queries, keys))
+        Block(hs, rows, None, (hs.stop - hs.start, rows.stop - rows.start, queries, keys))
         for hs in slices(heads, max(1, step // batch))
         for rows in slices(batch, step)
     ]
@@ -245,10 +224,10 @@ MIN_BLOCK_LOGITS = 2**15  # logits of a block that take longer than the calls fo
 SAME_BLOCK_RATIO = 0.75  # a sequence shorter than this share of a block's longest one goes into another block
 
 
-def by_length(heads: int, lengths: list[int], longest: int) -> list[Piece]:
+def by_length(heads: int, lengths: list[int], longest: int) -> list[Block]:
     """Blocks of sequences of about the same length, which are cut to the longest of them; as many as make one block of
     all heads."""
-    pieces: list[Piece] = []
+    blocks: list[Block] = []
     first = 0
     while first < len(lengths):
         n = min(rounded_up(max(1, lengths[first])), longest)
@@ -257,32 +236,20 @@ def by_length(heads: int, lengths: list[int], longest: int) -> list[Piece]:
         while last < min(first + most, len(lengths)) and lengths[last] > SAME_BLOCK_RATIO * n:
             last += 1
         together = max(1, BLOCK_LOGITS // ((last - first) * n * n))  # heads in a block
-        pieces += [
-            (hs, slice(first, last), n, (hs.stop - hs.start, last - first, n, n)) for hs in slices(heads, together)
+        blocks += [
+            Block(hs, slice(first, last), n, (hs.stop - hs.start, last - first, n, n)) for hs in slices(heads, together)
         ]
         first = last
-    return pieces
+    return blocks
 
 
 def slices(count: int, step: int) -> list[slice]:
     return [slice(i, min(i + step, count)) for i in range(0, count, step)]
 
 
-def cyclic(x: Tensor, hs: slice) -> Tensor:
-    """Select these heads of x [n, ...], where head h uses row h % n; all of x if n is 1."""
-    if len(x) == 1:
-        return x
-    if hs.stop <= len(x):
-        return x[hs]
-    return x[torch.arange(hs.start, hs.stop) % len(x)]
-
-
-def add_cyclic(x: Tensor, hs: slice, values: Tensor) -> None:
-    """Add values [hs, ...] to x [n, ...]: the value of head h to row h % n."""
-    if hs.stop <= len(x):
-        x[hs] += values
-    else:
-        x.index_add_(0, torch.arange(hs.start, hs.stop) % len(x), values.to(x.dtype))
+def of_heads(x: Tensor, heads: slice) -> Tensor:
+    """These heads of x [H, ...]; all of x if it is the same for all heads, [1, ...]."""
+    return x if len(x) == 1 else x[heads]
 
 
 def block_weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, block: Block) -> Tensor:
@@ -291,9 +258,9 @@ def block_weights(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None
     logits = matmul(block.cut(q) * scale, block.cut(k)).float()
     queries, keys = logits.shape[2:]
     if bias is not None:
-        logits += cyclic(bias[:, :queries, :keys], block.heads)[:, None]
+        logits += of_heads(bias[:, None, :queries, :keys], block.heads)
     if mask is not None:
-        logits += cyclic(mask[block.rows, ..., :keys].transpose(0, 1), block.heads)
+        logits += of_heads(mask[block.rows, ..., :keys].transpose(0, 1), block.heads)
     return torch.softmax(logits, -1)
 
 
@@ -321,14 +288,11 @@ def blocked_attention(
     blocks: list[Block] | None = None,
 ) -> Tensor:  # fmt: skip
     """`BlockedAttention` of q [B, H, R, D], k [B, H, K, D], v [B, H, K, E], bias [H, R, K] or None, and the additive
-    mask [B, 1, 1, K] or None -> [B, H, R, E]. p: probability of dropout. blocks: of `plan_blocks`, if the sequences
-    are cut.
+    mask [B, 1 or H, 1, K] or None -> [B, H, R, E]. p: probability of dropout. blocks: of `plan_blocks`, if they are
+    planned already.
 
-    A window of n chunks (`windows.Chunks`) is laid out as H n heads: bias is then [H n, R, K], or [n, R, K] for all
-    heads alike, and mask [B, n, 1, K]. R and K are L, but in a window.
+    A window of n chunks (`windows.Chunks`) is laid out as H n heads. R and K are L, but in a window.
     """
-    if p >= 1:
-        return (q[..., :1] * 0).expand(*q.shape[:3], v.size(-1))
     with no_autocast():
         blocks = blocks or plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2))
         if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):

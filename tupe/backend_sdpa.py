@@ -5,13 +5,14 @@ B batch, L sequence length, H heads, D width of a head, E width of a value head.
 
 from contextlib import nullcontext
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .attention import Batch, Prepared, mask_logits
 from .tracing import is_exported, is_traced
-from .windows import Chunking, Chunks
+from .windows import Windowed
 
 # Flash attention takes no bias, the memory-efficient kernel does, the plain one is for what both refuse. cuDNN's, which
 # PyTorch >= 2.11 prefers on H100 and H200, is left out: with a mask its backward pass gives NaN where L % 128 = 64
@@ -19,29 +20,26 @@ from .windows import Chunking, Chunks
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class Sdpa(Chunking):
+class Sdpa(Windowed):
     """The kernels read the bias in the queries' precision, in rows whose strides are multiples of 8: it is rounded and
     laid out once per forward pass, or every layer would keep a copy."""
 
     name = "sdpa"
 
-    def prepare(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Prepared:
+    def prepare_whole(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Prepared:
         seen = batch.seen(reach)
         bias = None if bias is None else aligned(bias.to(batch.dtype))
         if seen is not None:
             bias = mask_logits(bias, aligned(seen), batch.dtype)
         return Prepared(None if bias is None else bias[..., : batch.token_positions.length])
 
-    def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> Prepared:
-        bias = bias.to(batch.dtype)
-        if len(bias) == window.chunks:
-            bias = bias.repeat(batch.heads, 1, 1)
+    def prepare_chunks(self, bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Prepared:
+        bias = bias.to(dtype)
         if mask is not None:
-            mask = mask.repeat(1, batch.heads, 1, 1)
             bias = mask_logits(bias, mask)  # [B, H n, c, K]
         return Prepared(aligned(bias)[..., : bias.size(-1)])
 
-    def mix(
+    def mix_whole(
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Prepared, scale: float, dropout: float
     ) -> tuple[Tensor, None]:
         bias = prepared.bias

@@ -10,9 +10,6 @@ from .backend_cpu import Cpu
 from .backend_sdpa import Sdpa
 from .positions import Positions
 from .tracing import is_traced, is_transformed
-from .windows import Chunking, Windowed
-
-__all__ = ["BACKENDS", "choose", "make"]
 
 
 def for_cards() -> ModuleType | None:
@@ -28,14 +25,6 @@ TRITON = for_cards()
 BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa}
 if TRITON:
     BACKENDS["triton"] = TRITON.Triton
-
-
-def make(name: str, positions: Positions, normaliser: str) -> Backend:
-    """The backend with this name, even if it cannot compute the model."""
-    if name == "plain":
-        return Plain(normaliser)
-    backend = BACKENDS[name]()
-    return Windowed(backend) if positions.having["reach"] and isinstance(backend, Chunking) else backend
 
 
 def choose(
@@ -59,16 +48,14 @@ def choose(
             name, reason = "sdpa", "which compiled code is not interrupted for"
         elif name == "sdpa" and triton_wins(positions, normaliser, device, dtype, length):
             name, reason = "triton", "measured to be the fastest here"
-    backend = make(name, positions, normaliser)
+    backend = Plain(normaliser) if name == "plain" else BACKENDS[name]()
     obstacle = backend.refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":
         raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")
     return (Plain(normaliser), obstacle) if obstacle else (backend, reason)
 
 
-def triton_wins(
-    positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype, length: int
-) -> bool:  # fmt: skip
+def triton_wins(positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype, length: int) -> bool:
     """Whether a model with a bias is faster with Triton's kernels: measured on the card, at the first forward pass of
     about this length (the next power of 2, of 64 to 2048)."""
     if TRITON is None or is_traced() or not torch.cuda.is_initialized() or dtype == torch.float32:

@@ -72,9 +72,7 @@ class Training:
     log_interval: int = option(100, "common", "Updates between two lines of the log.", COUNT, record=CHANGES)
     tensorboard_logdir: str = option("", "common", "The folder of TensorBoard's logs.", record=CHANGES)
     wandb_project: str = option("", "common", "The project of Weights and Biases.", record=CHANGES)
-    ddp_backend: str = option(
-        "pytorch_ddp", "distributed_training", "How several processes share the model.",
-    )  # fmt: skip
+    ddp_backend: str = option("pytorch_ddp", "distributed_training", "How several processes share the model.")
     batch_size: int = option(32, "dataset", "Sequences of an update, on all GPUs together.", COUNT)
     batch_size_valid: int = option(0, "dataset", "Sequences of a batch of held-out text.", COUNT)
     num_workers: int = option(1, "dataset", "Processes that load data.", (0, 1024), record=CHANGES)

@@ -95,16 +95,12 @@ class TupeConfig(PretrainedConfig):
         eos_token_id: int = 2,
         **options: Any,
     ):
-        wrong = [f"{ours} is {theirs} here" for ours, theirs in NAMES.items() if ours != theirs and ours in options]
-        if wrong:  # transformers would keep it beside the default
-            raise ValueError(f"TupeConfig: {', '.join(wrong)}")
-        others = {"attention": "attn_implementation", "checkpoint_activations": "gradient_checkpointing_enable()"}
-        for name in (f.name for f in fields(ModelConfig) if f.name not in NAMES and f.name in options):
-            instead = f"use {others[name]}" if name in others else f"set encoder.config.{name} of the model"
-            raise ValueError(f"TupeConfig has no {name}: {instead}")
         for option in fields(ModelConfig):
-            if option.name in NAMES:
-                setattr(self, NAMES[option.name], options.pop(NAMES[option.name], option.default))
+            name = NAMES.get(option.name)
+            if name != option.name and option.name in options:  # transformers would keep it beside the default
+                raise ValueError(f"TupeConfig has no {option.name}; valid: {name or 'the option of the encoder'}")
+            if name:
+                setattr(self, name, options.pop(name, option.default))
         if self.cls_position == "auto":
             self.cls_position: str = cls_beside(self.position)
         self.vocab_size = vocab_size

@@ -6,11 +6,10 @@ padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), an
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,20 +20,17 @@ from .attention import Backend, Batch, Plain, attend
 from .backends import choose
 from .cpu import Linear, dropout, linear, split_heads
 from .losses import lm_loss
-from .model_config import BLOCK_DEFAULTS, ModelConfig, ModelOptions, names_in
-from .names import cls_beside, did_you_mean
+from .model_config import BLOCK_DEFAULTS, ModelConfig, names_in
+from .names import cls_beside
 from .packing import NO_PADDING, Packing, Selection
 from .positions import Dims, LayerContext, Positions, autocast_device
 from .schemes import Table
 from .token_positions import TokenPositions, draw_positions
-from .tracing import allow_graphs, is_traced
+from .tracing import is_traced
 
 __all__ = [
-    "Encoder", "ModelConfig", "ModelOptions", "names_in", "BLOCK_DEFAULTS", "LMHead", "ClassificationHead", "of_cls",
+    "Encoder", "ModelConfig", "names_in", "BLOCK_DEFAULTS", "LMHead", "ClassificationHead", "of_cls",
 ]  # fmt: skip
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +61,7 @@ class LayerInputs(NamedTuple):
         """[B, L, C] or [T, C] -> mixed values [B, H, L, E]. own: the module of the layer that projects to q, k, v."""
         q, k, v = own.project(x, self.packing)
         tokens = partial(self.packing.unpack, x), self.packing.mask
-        layer = LayerContext(self.index, self.token_positions, own.project, *tokens)
+        layer = LayerContext(self.index, self.token_positions, own.project, *tokens, self.shared.positions.scale)
         dropout = own.attention_dropout if own.training else 0.0
         return attend(q, k, v, self.shared.positions, self.prepared, layer, self.shared.backend, dropout)
 
@@ -107,6 +103,11 @@ class Attention(nn.Module):
         self.qkv = Linear(dims.width, 3 * dims.width, bias)
         self.out = Linear(dims.width, dims.width, bias)
         self.norm = nn.LayerNorm(dims.width) if config.resolve("inner_norms") == "yes" else None
+        if config.normaliser in ("l2", "swish_l2"):
+            # Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1: W_V and W_O start divided by
+            # n^(1/4) each, for the longest n. Su (2022) asks for less variance; how much less is our choice.
+            factor = config.max_positions**-0.25
+            self.qkv.shrunk, self.out.shrunk = (slice(2 * dims.width, None), factor), (slice(None), factor)
 
     def project(self, x: Tensor, packing: Packing = NO_PADDING) -> tuple[Tensor, Tensor, Tensor]:
         """[B, L, C] or [T, C] -> q, k, v, [B, H, L, D] each."""
@@ -231,7 +232,11 @@ class Stack(nn.Module):
         self.backends: list[str] = []  # taken so far
         self.compiled = False  # layer by layer, by `compile`
         self.checkpoint_activations = config.checkpoint_activations
-        with separate_random_numbers():
+        # Draws of positions do not change those that follow: models of one seed start with the same weights in the
+        # layers that they share, whatever their position encoding.
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
             position_dims = replace(dims, width=position_width or config.width, input_width=config.width)
             self.positions = Positions(config.position, position_dims, config.cls).apply(init_bert)
         self.layers = nn.ModuleList(kind(dims, config) for _ in range(config.layers))
@@ -242,18 +247,18 @@ class Stack(nn.Module):
         what is read, and under DDP gradients are exchanged as the layers yield them. Each shape has code of its own, so
         lengths become multiples of `LENGTH_STEP`, and padding is computed too."""
         self.compiled = True
-        allow_graphs(MOST_GRAPHS)
+        torch._dynamo.config.recompile_limit = MOST_GRAPHS  # PyTorch's own is 8
         for layer in self.layers:
             layer.compile(dynamic=False, **options)
 
     def reset_parameters(self) -> None:
         """Initialise everything but the positions, as BERT does."""
-        if self.config.block != "gau" and self.normaliser in ("l2", "swish_l2"):
-            self.apply(shrink_values(self.config.max_positions))
         for name, module in self.named_children():
             if name != "positions":
                 module.apply(init_bert)
-        self.apply(set_norm_eps(self.config.layer_norm_eps))
+        for norm in self.modules():
+            if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
+                norm.eps = self.config.layer_norm_eps
 
     def token_positions(self, tokens: Tensor) -> TokenPositions:
         """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
@@ -291,7 +296,8 @@ class Stack(nn.Module):
         selected = None if return_all_hiddens or is_traced() else output_indices
         if selected is not None:
             extra = -len(selected) % OUTPUTS_STEP if self.compiled else 0
-            inputs[-1] = self.inputs_for(F.pad(selected, (0, extra)), inputs[-1], packing)
+            selection = packing.select(F.pad(selected, (0, extra)), inputs[-1].packing)
+            inputs[-1] = inputs[-1]._replace(selection=selection)
         hiddens = [x]
         for layer, of_layer in zip(self.layers, inputs, strict=True):
             x = checkpoint(layer, x, of_layer, use_reentrant=False) if recompute else layer(x, of_layer)
@@ -342,13 +348,6 @@ class Stack(nn.Module):
             inputs.append(LayerInputs(shared, token_positions, packing, prepared[own, reach], number))
         return inputs
 
-    def inputs_for(self, output_indices: Tensor, inputs: LayerInputs, packing: Packing) -> LayerInputs:
-        """A layer's inputs where only the tokens at output_indices [n] are read."""
-        length = inputs.token_positions.length
-        prepared = inputs.shared.backend.for_outputs(output_indices, inputs.prepared, self.positions, length)
-        selection = packing.select(output_indices, inputs.packing, length)
-        return inputs._replace(prepared=prepared, selection=selection)
-
     def precision(self) -> torch.dtype:
         """The dtype of queries and keys."""
         weight = next(p for p in self.layers.parameters() if p.is_floating_point())  # others are quantised
@@ -365,13 +364,8 @@ class Encoder(Stack):
     """
 
     def __init__(
-        self, vocab: int, pad: int, separator: int | None = None, config: ModelConfig | None = None,
-        **options: "Unpack[ModelOptions]",
-    ):  # fmt: skip
-        names = [f.name for f in fields(ModelConfig)]
-        if unknown := [name for name in options if name not in names]:
-            near = did_you_mean(unknown[0], ["separator", "config", *names])
-            raise TypeError(f"Encoder has no option {unknown[0]!r:.60}{near}")
+        self, vocab: int, pad: int, separator: int | None = None, config: ModelConfig | None = None, **options: Any
+    ):
         config = config or ModelConfig()
         if isinstance(options.get("position"), str):  # replaces the configuration's
             options.setdefault("cls", cls_beside(options["position"], config.cls))
@@ -406,10 +400,6 @@ class Encoder(Stack):
         also where it is padding. num_tokens: see `packing`. output_indices: [n], into the flattened batch [B L]: only
         these features are returned, as [n, C]; the last layer skips the rest. vectors: [B, L, C], of the tokens, in
         place of the table's. backend: in place of `attention_backend`."""
-        if not is_traced() and not tokens.numel():  # no sequence, or sequences of no tokens: nothing to compute
-            x = self.tokens(tokens)
-            hiddens = [x] * (len(self.layers) + 1) if return_all_hiddens else None
-            return (x if output_indices is None else x.flatten(0, 1)[output_indices]), hiddens
         length, extra = tokens.size(1), self.extra_padding(tokens.size(1))
         if extra:
             tokens = F.pad(tokens, (0, extra), value=self.pad)
@@ -451,10 +441,7 @@ class Encoder(Stack):
 
 
 def of_cls(tokens: Tensor) -> Tensor:
-    """[B, L] -> [B]: the index of each sequence's [CLS] in the flattened batch, for `Encoder.forward`'s output_indices.
-    Raises ValueError for sequences without it."""
-    if not tokens.size(1):
-        raise ValueError("sequences of 0 tokens have no [CLS]")
+    """[B, L] -> [B]: the index of each sequence's [CLS] in the flattened batch."""
     return torch.arange(0, tokens.numel(), tokens.size(1), device=tokens.device)
 
 
@@ -464,20 +451,10 @@ def second_segment(tokens: Tensor, separator: int) -> Tensor:
     return F.pad(is_separator[:, 1:] & is_separator[:, :-1], (1, 0)).cumsum(1).clamp(max=1)
 
 
-@contextmanager
-def separate_random_numbers() -> Iterator[None]:
-    """Draws inside do not change the draws that follow: models of one seed start with the same weights in the layers
-    that they share, whatever their position encoding."""
-    seed = int(torch.randint(2**62, (), device="cpu"))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
 def init_bert(module: nn.Module) -> None:
     """For `module.apply`: weights N(0, 0.02), biases 0, the padding row 0. Position tables keep their own standard
     deviation, layer norms PyTorch's ones and zeros."""
-    if isinstance(module, Table):
+    if isinstance(module, Table | HeadLinear):
         module.reset_parameters()
     elif isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
@@ -490,32 +467,6 @@ def init_bert(module: nn.Module) -> None:
         if isinstance(module, nn.Embedding) and module.padding_idx is not None:
             with torch.no_grad():
                 module.weight[module.padding_idx].zero_()
-
-
-def set_norm_eps(eps: float) -> Callable[[nn.Module], None]:
-    """A function for `module.apply` that gives every norm this epsilon."""
-
-    def set_eps(module: nn.Module) -> None:
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.eps = eps
-
-    return set_eps
-
-
-def shrink_values(max_positions: int) -> Callable[[nn.Module], None]:
-    """A function for `module.apply` after which `init_bert` divides W_V and W_O by n^(1/4) each: for l2-normalised
-    attention that is followed by a feed-forward block.
-
-    Rows of l2 weights sum to as much as sqrt(n) where softmax's sum to 1; the product of the two factors undoes
-    that at the longest n. Su (2022) asks for less variance; how much less is our choice.
-    """
-
-    def shrink(module: nn.Module) -> None:
-        if isinstance(module, Attention):
-            rows_of_v, factor = slice(-len(module.qkv.weight) // 3, None), max_positions**-0.25
-            module.qkv.shrunk, module.out.shrunk = (rows_of_v, factor), (slice(None), factor)
-
-    return shrink
 
 
 class LMHead(nn.Module):
@@ -535,7 +486,8 @@ class LMHead(nn.Module):
         self, x: Tensor, weight: Tensor | None = None, targets: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., inputs], weight [V, C] -> [..., V]. Without the weight: x [..., C] to be multiplied by it, and the
-        bias [V], a copy: shards are taken away when a module's call is over. With targets [n], x [n, inputs]: `loss`"""
+        bias [V], a copy: shards are taken away when a module's call is over. With targets [n], x [n, inputs]: the sum
+        of their cross-entropies."""
         x = self.norm(F.gelu(self.dense(x)))
         if weight is not None and targets is not None:
             if not is_traced() and self._compiled_call_impl is not None:  # Dynamo has given up, or was told to
@@ -543,19 +495,19 @@ class LMHead(nn.Module):
             return lm_loss(x, weight, self.bias, targets)
         return (x, self.bias.clone()) if weight is None else linear(x, weight, self.bias)
 
-    def loss(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the cross-entropies of targets [n] under the logits of `forward(x, weight)`, x [n, inputs]."""
-        return self(x, weight, targets)
+
+class HeadLinear(nn.Linear):
+    """A linear layer on features, which starts as PyTorch's do, as in fairseq."""
 
 
 class ClassificationHead(nn.Module):
-    """Logits of a sequence from its [CLS] feature: dense, tanh, dropout, output. PyTorch's default initialisation."""
+    """Logits of a sequence from its [CLS] feature: dense, tanh, dropout, output."""
 
     def __init__(self, width: int, inner: int, classes: int, dropout: float):
         super().__init__()
-        self.dense = nn.Linear(width, inner)
+        self.dense = HeadLinear(width, inner)
         self.dropout = nn.Dropout(dropout)
-        self.out_proj = nn.Linear(inner, classes)
+        self.out_proj = HeadLinear(inner, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [B, C] of the first token -> logits [B, classes]."""

@@ -3,11 +3,9 @@ refuse a mistake at once. A test compares the choices with what the model has.""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from typing import Any
 
 from .names import cls_beside
-
-__all__ = ["FREE", "BLOCK_DEFAULTS", "ModelConfig", "ModelOptions", "names_in"]
 
 BLOCK_DEFAULTS = {  # what a block is made of where an option is auto
     "transformer": {
@@ -79,10 +77,9 @@ class ModelConfig:
     linear_bias: str = option("auto", "whether linear layers have biases", choices=("auto", "yes", "no", "attention"))
     embed_norm: str = option("auto", "whether the embeddings are normalised", choices=("auto", "yes", "no"))
     inner_norms: str = option(
-        "auto",
-        "further norms behind attention and before the last matrix of the feed-forward block, as LTG-BERT's",
+        "auto", "further norms behind attention and before the last matrix of the feed-forward block, as LTG-BERT's",
         choices=("auto", "yes", "no"),
-    )
+    )  # fmt: skip
     segments: str = option(
         "none", "learned: a vector for each segment of a pair is added to its tokens", choices=("none", "learned")
     )
@@ -105,13 +102,9 @@ class ModelConfig:
         hugging_face="",
     )  # fmt: skip
     dropout: float = option(
-        0.1,
-        "dropout after embeddings, attention and feed-forward",
-        0.0,
-        0.99,
-        free=True,
+        0.1, "dropout after embeddings, attention and feed-forward", 0.0, 0.99, free=True,
         hugging_face="hidden_dropout_prob",
-    )
+    )  # fmt: skip
     attention_dropout: float = option(
         0.1, "dropout of attention probabilities", 0.0, 0.99, free=True, hugging_face="attention_probs_dropout_prob"
     )
@@ -155,36 +148,6 @@ class ModelConfig:
         """The options of the block that differ from BERT's."""
         berts = BLOCK_DEFAULTS["transformer"]
         return {name: self.resolve(name) for name, word in berts.items() if self.resolve(name) != word}
-
-
-class ModelOptions(TypedDict, total=False):
-    """The fields of `ModelConfig` once more, as `Encoder` takes them: for editors and type checkers, which read no
-    options out of a dataclass. A test compares the two."""
-
-    position: str
-    cls: str
-    normaliser: str
-    block: str
-    norm_order: str
-    norm: str
-    activation: str
-    linear_bias: str
-    embed_norm: str
-    inner_norms: str
-    segments: str
-    layers: int
-    width: int
-    ffn: int
-    heads: int
-    max_positions: int
-    places: str
-    dropout: float
-    attention_dropout: float
-    activation_dropout: float
-    pooler_dropout: float
-    layer_norm_eps: float
-    attention: str
-    checkpoint_activations: bool
 
 
 def names_in(host: str) -> dict[str, str]:

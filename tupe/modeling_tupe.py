@@ -4,7 +4,6 @@ this file and its neighbours, which needs nothing but torch and transformers.
 B batch, L sequence length, C width, V vocabulary.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from .attention import Recorder
 from .backend_sdpa import Sdpa
 from .configuration_tupe import AUTO_MAP, TupeConfig, own_code
 from .cpu import Linear, linear
-from .encoder import ClassificationHead, Encoder, LMHead, init_bert, of_cls, second_segment
+from .encoder import ClassificationHead, Encoder, HeadLinear, LMHead, init_bert, of_cls, second_segment
 from .positions import parameter_groups
 from .tracing import is_traced
 
@@ -46,10 +45,7 @@ class TupePreTrainedModel(PreTrainedModel):
     ]  # fmt: skip
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Linear) and getattr(module, "of_head", False):
-            module.reset_parameters()
-        else:
-            init_bert(module)
+        init_bert(module)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, Any]]:
         """Parameters for an optimizer; see positions.py. Trainer's own groups decay some that must not be."""
@@ -79,16 +75,8 @@ class TupePreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
 
-def keep_default(head: nn.Module) -> nn.Module:
-    """A head whose linear layers start as PyTorch's do, as they do in fairseq."""
-    module: Any
-    for module in head.modules():
-        module.of_head = isinstance(module, nn.Linear)
-    return head
-
-
-def check_mask(mask: Any, ids: Tensor, values: bool = False) -> None:
-    """Raise ValueError for a mask that is not of the shape of ids [B, L]. values: also for one of floats below 0."""
+def check_mask(mask: Any, ids: Tensor) -> None:
+    """Raise ValueError for a mask that is not of the shape of ids [B, L], or has floats below 0."""
     if mask is None:
         return
     if not isinstance(mask, Tensor):
@@ -96,13 +84,13 @@ def check_mask(mask: Any, ids: Tensor, values: bool = False) -> None:
     if mask.dim() != 2 or (not is_traced() and mask.shape != ids.shape):
         here, given = list(ids.shape), list(mask.shape)
         raise ValueError(f"attention_mask must be [batch, length], 0 at padding, here {here}, not {given}: all see all")
-    if values and mask.is_floating_point() and not is_traced() and (mask < 0).any():
+    if mask.is_floating_point() and not is_traced() and (mask < 0).any():
         raise ValueError("attention_mask must be 1 at tokens, 0 at padding; this one is to be added to logits")
 
 
 def first_token(mask: Tensor) -> Tensor:
     """[B]: the column of each sequence's first token, by mask [B, L], False at padding; 0 where all is padding."""
-    return mask.byte().argmax(1) if mask.size(1) else mask.new_zeros(mask.size(0), dtype=torch.long)
+    return mask.byte().argmax(1)
 
 
 def shifted(x: Tensor, by: Tensor) -> Tensor:
@@ -127,14 +115,6 @@ def shifted_back(x: Tensor, by: Tensor) -> Tensor:
     """x [B, H, L, L] of shifted rows, with queries and keys in the columns where they were."""
     x = shifted(x.permute(0, 2, 3, 1), -by)  # [B, L, L, H], queries
     return shifted(x.transpose(1, 2), -by).permute(0, 3, 2, 1)
-
-
-@dataclass
-class TupeOutput(BaseModelOutput):
-    """attention_logits: for each layer the logits of the weights as a pair (words, positions), [B, H, L, L] each. The
-    normaliser gets their sum, except at padding and at keys that a window hides."""
-
-    attention_logits: tuple[tuple[Tensor, Tensor], ...] | None = None
 
 
 class TupeModel(TupePreTrainedModel):
@@ -165,22 +145,26 @@ class TupeModel(TupePreTrainedModel):
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None, output_attentions: bool | None = None,
-        output_attention_logits: bool = False, output_indices: Tensor | None = None, **others: Any,
+        only_cls: bool = False, **others: Any,
     ) -> BaseModelOutput:  # fmt: skip
         """input_ids [B, L]; attention_mask [B, L], 0 at padding (padding ids are recognised without it); token_type_ids
         [B, L] are not needed, because `</s> </s>` separates segments; inputs_embeds [B, L, C], the tokens' vectors in
-        place of ids (no ids: all are of segment A, and only the mask tells padding); output_attentions,
-        output_attention_logits: see `Recorder`; output_indices: see `Encoder.forward`. Raises ValueError for segments
-        that contradict that, and for inputs that this model does not have."""
+        place of ids (no ids: all are of segment A, and only the mask tells padding); output_attentions: see
+        `Recorder`; only_cls: only the features [B, C] of the first tokens. Raises ValueError for segments that
+        contradict that, and for inputs that this model does not have."""
         if unknown := [name for name, value in others.items() if value is not None and name != "use_cache"]:
             valid = (
                 "input_ids, attention_mask, token_type_ids, inputs_embeds, labels, output_hidden_states, "
-                "output_attentions, output_attention_logits, return_dict"
+                "output_attentions, return_dict"
             )
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
-        input_ids, vectors = self.ids_and_vectors(input_ids, inputs_embeds)
-        encoder, pad, length = self.encoder, self.config.pad_token_id, input_ids.size(1)
-        check_mask(attention_mask, input_ids, values=True)
+        if inputs_embeds is not None and input_ids is None:  # ids of some token that is not padding
+            input_ids = inputs_embeds.new_full(inputs_embeds.shape[:2], self.config.bos_token_id, dtype=torch.long)
+        elif input_ids is None or inputs_embeds is not None:
+            raise ValueError("give input_ids or inputs_embeds, and not both")
+        vectors = inputs_embeds
+        encoder, pad = self.encoder, self.config.pad_token_id
+        check_mask(attention_mask, input_ids)
         is_pad = input_ids == pad
         mask = ~is_pad if attention_mask is None else attention_mask != 0
         first, is_word = first_token(mask), is_pad & mask
@@ -199,9 +183,6 @@ class TupeModel(TupePreTrainedModel):
         if shift:
             input_ids = shifted(input_ids, first)
             vectors = None if vectors is None else shifted(vectors, first)
-            if output_indices is not None:
-                row = output_indices // length
-                output_indices = row * length + (output_indices - first[row]) % length
         encoder.checkpoint_activations = self.gradient_checkpointing
         # PyTorch exports nothing of it to ONNX where gradients are computed
         fused = self.config._attn_implementation == "sdpa" and not torch.onnx.is_in_onnx_export()
@@ -210,34 +191,23 @@ class TupeModel(TupePreTrainedModel):
         backend = "sdpa" if fused and obstacle is None else "plain"
         if output_attentions is None:
             output_attentions = self.config.output_attentions
-        recorder = Recorder(encoder.normaliser) if output_attentions or output_attention_logits else None
+        recorder = Recorder(encoder.normaliser) if output_attentions else None
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         features, hiddens = encoder(
-            input_ids, bool(output_hidden_states), num_tokens, output_indices, vectors, recorder or backend
+            input_ids, bool(output_hidden_states), num_tokens, of_cls(input_ids) if only_cls else None, vectors,
+            recorder or backend,
         )  # fmt: skip
-        weights, logits = (recorder.weights_of_layers, recorder.logits_of_layers()) if recorder else ([], [])
+        weights = recorder.weights_of_layers if recorder else []
         if shift:
-            features = shifted(features, -first) if output_indices is None else features
+            features = features if only_cls else shifted(features, -first)
             hiddens = [shifted(x, -first) for x in hiddens or ()]
             weights = [shifted_back(x, first) for x in weights]
-            logits = [(shifted_back(words, first), shifted_back(bias, first)) for words, bias in logits]
-        return TupeOutput(
+        return BaseModelOutput(
             last_hidden_state=features,
             hidden_states=tuple(hiddens) if output_hidden_states else None,
             attentions=tuple(weights) if output_attentions else None,
-            attention_logits=tuple(logits) if output_attention_logits else None,
         )
-
-    def ids_and_vectors(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The ids [B, L] and None, or the ids of some token, not of padding, and the given vectors [B, L, C]. Raises
-        ValueError if both are given, or neither."""
-        if input_ids is not None and inputs_embeds is None:
-            return input_ids, None
-        if inputs_embeds is None or input_ids is not None:
-            raise ValueError("give input_ids or inputs_embeds, and not both")
-        ids = inputs_embeds.new_full(inputs_embeds.shape[:2], self.config.bos_token_id, dtype=torch.long)
-        return ids, inputs_embeds
 
     def check_segments(self, input_ids: Tensor, token_type_ids: Tensor) -> None:
         """Tokenisers without segments return all zeros; anything else must agree with the model's segments."""
@@ -255,6 +225,7 @@ class TupeWithHead(TupePreTrainedModel):
     """Base of the models with a head on the features and its loss."""
 
     output_class: type[ModelOutput]
+    only_cls = False  # whether it reads the features of each sequence's first token alone, [B, C]
 
     def __init__(self, config: TupeConfig):
         super().__init__(config)
@@ -262,25 +233,29 @@ class TupeWithHead(TupePreTrainedModel):
         self.add_head(config)
         self.post_init()
 
-    def features(self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]) -> TupeOutput:
-        return self.tupe(input_ids, attention_mask, **{**options, "return_dict": True})
+    @can_return_tuple
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        """The head's `output_class`. num_items_in_batch: the number of labels in all batches of an update."""
+        logits, out = self.logits(input_ids, attention_mask, options)
+        loss = None if labels is None else self.loss(logits, labels, num_items_in_batch)
+        return self.output_class(loss=loss, logits=logits, hidden_states=out.hidden_states, attentions=out.attentions)
 
-    def features_of_cls(
+    def logits(
         self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
-    ) -> TupeOutput:
-        """Features [B, C] of each sequence's first token."""
-        ids, _ = self.tupe.ids_and_vectors(input_ids, options.get("inputs_embeds"))
-        check_mask(attention_mask, ids)
-        mask = ids != self.config.pad_token_id if attention_mask is None else attention_mask != 0
-        output_indices = of_cls(ids) + first_token(mask)
-        return self.features(input_ids, attention_mask, options | {"output_indices": output_indices})
+    ) -> tuple[Tensor, BaseModelOutput]:
+        """The head's logits, and what the encoder returned."""
+        raise NotImplementedError
 
-    def pack(self, out: TupeOutput, **fields: Any) -> Any:
-        """The head's `output_class`, with what the encoder recorded."""
-        output = self.output_class(**fields, hidden_states=out.hidden_states, attentions=out.attentions)
-        if out.attention_logits is not None:
-            output["attention_logits"] = out.attention_logits
-        return output
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
+        return mean_cross_entropy(logits.flatten(0, -2), labels.flatten(), count=count)
+
+    def features(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
+    ) -> BaseModelOutput:
+        return self.tupe(input_ids, attention_mask, **{**options, "only_cls": self.only_cls, "return_dict": True})
 
 
 class Decoder(Linear):
@@ -295,9 +270,8 @@ TIED = {"decoder.weight": "tupe.encoder.tokens.weight"}  # transformers 4 takes 
 
 
 class TupeForMaskedLM(TupeWithHead):
-    """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy. num_items_in_batch: the number of
-    labels in all batches of an update, which transformers' Trainer knows: the update is a mean over them, however it is
-    split."""
+    """Logits [B, L, V]; with labels [B, L] (-100: ignored), the mean cross-entropy: over all batches of an update, if
+    transformers' Trainer tells how many labels they have."""
 
     output_class = MaskedLMOutput
     accepts_loss_kwargs = True
@@ -323,21 +297,9 @@ class TupeForMaskedLM(TupeWithHead):
         self.lm_head.bias = nn.Parameter(F.pad(old.detach(), (0, added)), old.requires_grad)  # cut, if it is below 0
         return tokens
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **options: Any,
-    ) -> MaskedLMOutput:
-        out = self.features(input_ids, attention_mask, options)
-        logits = self.decoder(*self.lm_head(out.last_hidden_state))
-        loss = None
-        if labels is not None:
-            loss = mean_cross_entropy(logits.flatten(0, 1), labels.flatten(), count=num_items_in_batch)
-        return self.pack(out, loss=loss, logits=logits)
+    def logits(self, *inputs: Any) -> tuple[Tensor, BaseModelOutput]:
+        out = self.features(*inputs)
+        return self.decoder(*self.lm_head(out.last_hidden_state)), out
 
 
 class TupeForSequenceClassification(TupeWithHead):
@@ -346,31 +308,22 @@ class TupeForSequenceClassification(TupeWithHead):
     was is noted in the configuration, from which a pipeline takes the kind of its scores. One output is in the units of
     the configuration's `label_range`."""
 
-    output_class = SequenceClassifierOutput
+    output_class, only_cls = SequenceClassifierOutput, True
     _auto_class = "AutoModelForSequenceClassification"
 
     def add_head(self, config: TupeConfig) -> None:
         sizes = config.hidden_size, config.classifier_inner, config.num_labels
-        self.classifier = keep_default(ClassificationHead(*sizes, config.classifier_dropout))
+        self.classifier = ClassificationHead(*sizes, config.classifier_dropout)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Any,
-    ) -> SequenceClassifierOutput:
-        out = self.features_of_cls(input_ids, attention_mask, options)
+    def logits(self, *inputs: Any) -> tuple[Tensor, BaseModelOutput]:
+        out = self.features(*inputs)
         logits = self.classifier(out.last_hidden_state)  # of [B, C]
         if self.config.label_range and logits.size(1) == 1:
             least, greatest = self.config.label_range
             logits = least + logits * (greatest - least)
-        return self.pack(out, loss=self.loss(logits, labels), logits=logits)
+        return logits, out
 
-    def loss(self, logits: Tensor, labels: Tensor | None) -> Tensor | None:
-        if labels is None:
-            return None
+    def loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
         if self.config.problem_type is None:
             several = "multi_label_classification" if labels.is_floating_point() else "single_label_classification"
             self.config.problem_type = several if logits.size(1) > 1 else "regression"
@@ -378,18 +331,17 @@ class TupeForSequenceClassification(TupeWithHead):
         if kind == "multi_label_classification":
             return F.binary_cross_entropy_with_logits(logits.float(), labels.float())
         if kind == "single_label_classification":
-            return mean_cross_entropy(logits, labels.flatten())
+            return mean_cross_entropy(logits, labels.flatten(), count=count)
         return F.mse_loss(logits.float().view(labels.shape), labels.float())
 
 
 class TupeForQuestionAnswering(TupeWithHead):
     """Logits [B, L] of an answer's first and last token; with positions, the mean cross-entropy (of those inside)."""
 
-    output_class = QuestionAnsweringModelOutput
     _auto_class = "AutoModelForQuestionAnswering"
 
     def add_head(self, config: TupeConfig) -> None:
-        self.qa_outputs = keep_default(nn.Linear(config.hidden_size, 2))
+        self.qa_outputs = HeadLinear(config.hidden_size, 2)
 
     @can_return_tuple
     def forward(
@@ -407,7 +359,9 @@ class TupeForQuestionAnswering(TupeWithHead):
             length = start.size(1)  # a position beyond it, of a cut text, is left out
             pairs = (start, start_positions), (end, end_positions)
             loss = sum(mean_cross_entropy(x, y.flatten().clamp(0, length), length) for x, y in pairs) / 2
-        return self.pack(out, loss=loss, start_logits=start, end_logits=end)
+        return QuestionAnsweringModelOutput(
+            loss=loss, start_logits=start, end_logits=end, hidden_states=out.hidden_states, attentions=out.attentions
+        )
 
 
 class TupeForTokenClassification(TupeWithHead):
@@ -418,44 +372,28 @@ class TupeForTokenClassification(TupeWithHead):
 
     def add_head(self, config: TupeConfig) -> None:
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.token_classifier = keep_default(nn.Linear(config.hidden_size, config.num_labels))
+        self.token_classifier = HeadLinear(config.hidden_size, config.num_labels)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Any,
-    ) -> TokenClassifierOutput:
-        out = self.features(input_ids, attention_mask, options)
-        logits = self.token_classifier(self.dropout(out.last_hidden_state))
-        loss = None if labels is None else mean_cross_entropy(logits.flatten(0, 1), labels.flatten())
-        return self.pack(out, loss=loss, logits=logits)
+    def logits(self, *inputs: Any) -> tuple[Tensor, BaseModelOutput]:
+        out = self.features(*inputs)
+        return self.token_classifier(self.dropout(out.last_hidden_state)), out
 
 
 class TupeForMultipleChoice(TupeWithHead):
     """input_ids [B, N, L], N texts to choose from -> logits [B, N]; with labels [B], the mean cross-entropy."""
 
-    output_class = MultipleChoiceModelOutput
+    output_class, only_cls = MultipleChoiceModelOutput, True
     _auto_class = "AutoModelForMultipleChoice"
 
     def add_head(self, config: TupeConfig) -> None:
         sizes = config.hidden_size, config.classifier_inner, 1
-        self.classifier = keep_default(ClassificationHead(*sizes, config.classifier_dropout))
+        self.classifier = ClassificationHead(*sizes, config.classifier_dropout)
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **options: Any,
-    ) -> MultipleChoiceModelOutput:
+    def logits(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
+    ) -> tuple[Tensor, BaseModelOutput]:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **options}
         batch, choices = next(x for x in inputs.values() if isinstance(x, Tensor)).shape[:2]
         inputs = {key: x.flatten(0, 1) if isinstance(x, Tensor) else x for key, x in inputs.items()}
-        out = self.features_of_cls(inputs.pop("input_ids"), inputs.pop("attention_mask"), inputs)
-        logits = self.classifier(out.last_hidden_state).view(batch, choices)
-        loss = None if labels is None else mean_cross_entropy(logits, labels.flatten())
-        return self.pack(out, loss=loss, logits=logits)
+        out = self.features(inputs.pop("input_ids"), inputs.pop("attention_mask"), inputs)
+        return self.classifier(out.last_hidden_state).view(batch, choices), out

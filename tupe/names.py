@@ -68,8 +68,8 @@ def did_you_mean(word: str, valid: Iterable[str], preferred: Iterable[str] = ())
     return f"; valid: {', '.join(valid)}" if len(valid) <= 30 else ""
 
 
-def unknown_scheme(name: str, position: str, valid: Iterable[str], own: str) -> str:
-    """The error message for a name in a position that is not a scheme's. own: how to give a scheme of one's own."""
+def unknown_scheme(name: str, position: str, valid: Iterable[str]) -> str:
+    """The error message for a name in a position that is not a scheme's."""
     arch = name.lower().replace("-", "_")
     stem, _ = split_size(arch)
     if stem in {**ARCHITECTURES, **OTHER_BLOCKS, **ELECTRA}:
@@ -80,4 +80,5 @@ def unknown_scheme(name: str, position: str, valid: Iterable[str], own: str) -> 
         return f"position={position:.100}: {name:.60} is an architecture; give --arch {arch}{instead}"
     valid = sorted(valid)
     near = did_you_mean(name, valid) or f"; valid, joined by '+': {', '.join(valid)}"
+    own = "one of your own needs @register(NAME) above its class, and --position-file FILE"
     return f"unknown position scheme {name!r:.60} in {position!r:.100}{near}; {own}"

@@ -22,8 +22,6 @@ from .positions import SCHEMES, Dims, LayerContext, Positions
 from .token_positions import TokenPositions
 from .tracing import is_traced
 
-__all__ = ["PositionEncoding", "Terms"]
-
 
 class PositionEncoding(nn.Module):
     """Any encoding or sum of encodings, for attention that you wrote: it owns the encoding's parameters, and computes

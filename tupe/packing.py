@@ -62,15 +62,15 @@ class Packing(NamedTuple):
         x = Unpack.apply(x, self.indices, self.rows) if torch.is_grad_enabled() else spread(x, self.rows)
         return x.view(*self.mask.shape, -1)
 
-    def select(self, output_indices: Tensor, of_attention: "Packing", length: int) -> "Selection":
+    def select(self, output_indices: Tensor, of_attention: "Packing") -> "Selection":
         """output_indices: [n], into the flattened batch [B L]. On a CPU the list is padded to `rounded_up(n)`; drop the
-        extra rows. of_attention: the packing in the order in which attention takes sequences. length: L."""
+        extra rows. of_attention: the packing in the order in which attention takes sequences."""
         if output_indices.device.type == "cpu":
             output_indices = F.pad(output_indices, (0, rounded_up(len(output_indices)) - len(output_indices)))
         if self.indices is None or self.rows is None or of_attention.indices is None:
-            return Selection(output_indices, output_indices, length)
+            return Selection(output_indices, output_indices)
         rows = self.rows[output_indices].clamp(max=len(self.indices) - 1)  # at padding: any
-        return Selection(rows, of_attention.indices[rows], length)
+        return Selection(rows, of_attention.indices[rows])
 
 
 NO_PADDING = Packing()
@@ -87,16 +87,14 @@ class Selection(NamedTuple):
 
     rows: Tensor  # [m], of x
     indices: Tensor  # [m], into the flattened batch [B L], sequences in attention's order
-    length: int  # L
 
     def take_packed(self, x: Tensor) -> Tensor:
         """[T, C] or [B, L, C] -> [m, C]"""
         return x.flatten(0, -2).index_select(0, self.rows)
 
     def take_padded(self, x: Tensor) -> Tensor:
-        """[B, L, C], or [B, 1, C] of only the first tokens -> [m, C]"""
-        indices = self.indices if x.size(1) == self.length else self.indices // self.length
-        return x.flatten(0, 1).index_select(0, indices)
+        """[B, L, C] -> [m, C]"""
+        return x.flatten(0, 1).index_select(0, self.indices)
 
 
 def spread(x: Tensor, rows: Tensor) -> Tensor:

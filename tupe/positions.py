@@ -10,7 +10,6 @@ Their options are part of the name, as pairs after colons: `rope:base:160000+urp
 the literature are in `schemes_*.py`, by family.
 """
 
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -21,7 +20,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -31,11 +29,6 @@ from torch import Tensor, nn
 from .names import unknown_scheme
 from .token_positions import TokenPositions
 from .tracing import is_traced
-
-__all__ = [
-    "SCHEMES", "CLS", "register", "load_scheme_file", "canonical", "Dims", "LayerContext", "PositionScheme",
-    "Positions", "parameter_groups", "undecayed_names",
-]  # fmt: skip
 
 Scheme = TypeVar("Scheme", bound="type[PositionScheme]")
 SCHEMES: dict[str, "type[PositionScheme]"] = {}  # name -> class, in the order of names in a combination: see `place`
@@ -82,27 +75,23 @@ def load_scheme_file(file: str | Path) -> None:
     """Run a Python file that registers schemes, once per process. Raises ValueError if the file is missing, or with the
     line at which it fails."""
     path = Path(file).resolve()
-    if path not in _loaded_files:
-        if not path.is_file():
-            raise ValueError(f"position_file={file}: no such file")
-        digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may be called alike
-        spec = importlib.util.spec_from_file_location(f"position_file_{path.stem}_{digest}", path)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"position_file={file}: the name of a Python file ends in .py")
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module
-        before = set(SCHEMES)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException as error:
-            del sys.modules[spec.name]
-            if not isinstance(error, Exception):
-                raise
-            place = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-            where, what = f"{path}:{place[-1] if place else 1}", str(error)
-            if isinstance(error, SyntaxError):  # of this file, or of one that it imports
-                where, what = f"{error.filename}:{error.lineno}", error.msg
-            raise ValueError(f"{where}: {type(error).__name__}: {what.strip().partition(chr(10))[0]}") from error
-        _loaded_files[path] = [name for name in SCHEMES if name not in before]
+    if path in _loaded_files:
+        return
+    if not path.is_file():
+        raise ValueError(f"position_file={file}: no such file")
+    spec = importlib.util.spec_from_file_location(str(path), path)  # two files may be called alike
+    if spec is None or spec.loader is None:
+        raise ValueError(f"position_file={file}: the name of a Python file ends in .py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look for their module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        where, what = f"{path}:{line_in(str(path), error) or 1}", str(error)
+        if isinstance(error, SyntaxError):  # of this file, or of one that it imports
+            where, what = f"{error.filename}:{error.lineno}", error.msg
+        raise ValueError(f"{where}: {type(error).__name__}: {what.strip().partition(chr(10))[0]}") from error
+    _loaded_files.add(path)
 
 
 def is_loaded(file: str | Path) -> bool:
@@ -110,7 +99,7 @@ def is_loaded(file: str | Path) -> bool:
     return Path(file).resolve() in _loaded_files
 
 
-_loaded_files: dict[Path, list[str]] = {}  # file -> names of the schemes that it registered
+_loaded_files: set[Path] = set()
 
 
 # ------------------------------------------------------------------------------------------------ names with options
@@ -145,12 +134,7 @@ def parse(names: str) -> list[NamedScheme]:
     for text in names.split("+"):
         name, *words = text.split(":")
         if name not in SCHEMES:
-            own = "; ".join(
-                f"{path} registered {', '.join(given) or 'none: put @register(NAME) above the class'}"
-                for path, given in _loaded_files.items()
-            )
-            own = own or "a scheme of your own also needs position_file=FILE"
-            raise ValueError(unknown_scheme(name, names, SCHEMES, own))
+            raise ValueError(unknown_scheme(name, names, SCHEMES))
         if name in found:
             raise ValueError(f"position scheme {name!r:.60} is repeated in {names!r:.100}")
         found[name] = parse_options(name, words, names)
@@ -218,18 +202,14 @@ class Dims:
     input_width: int | None = None  # of what a layer's projections take, if it is not C
 
 
-def outside_of_layers(*_: Any) -> Any:
-    raise ValueError("`reach` depends on no tensor of a layer: it has neither `layer.project` nor `layer.input`")
-
-
 class LayerContext(NamedTuple):
-    """A layer, as the hooks that run in it see it."""
+    """A layer, as the hooks that run in it see it. `reach` sees the first two fields only."""
 
     index: int  # type: ignore[assignment]  # hides a method of tuples that nobody calls
     positions: TokenPositions
     # its own projections, of vectors [1, R, C] to q, k and v [1, H, R, D]
-    project: Callable[..., Any] = outside_of_layers
-    input: Callable[[], Tensor] = outside_of_layers  # () -> [B, L, C], what it projects to q, k and v
+    project: Any = None
+    input: Any = None  # () -> [B, L, C], what it projects to q, k and v
     mask: Tensor | None = None  # [B, L], False at padding; None: there is none
     scale: float = 1.0  # of q . k and content
 
@@ -312,15 +292,11 @@ def undecayed_names(model: nn.Module) -> list[str]:
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """The parameters of a model with an `Encoder` in it, as groups for any optimizer: with weight decay and, if
     `undecayed_names` has any, without."""
-    undecayed = set(undecayed_names(model))
-    decayed: list[nn.Parameter] = []
-    without: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        (without if name in undecayed else decayed).append(parameter)
-    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": weight_decay}]
-    if without:
-        groups.append({"params": without, "weight_decay": 0.0})
-    return groups
+    undecayed, parameters = set(undecayed_names(model)), dict(model.named_parameters())
+    decayed = [parameter for name, parameter in parameters.items() if name not in undecayed]
+    without = [parameter for name, parameter in parameters.items() if name in undecayed]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": without, "weight_decay": 0.0}]
+    return groups if without else groups[:1]
 
 
 def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
@@ -329,22 +305,13 @@ def call(scheme: PositionScheme, hook: str, *args: Any) -> Any:
     line."""
     try:
         return scheme(hook, *args) if is_watched(scheme) else getattr(scheme, hook)(*args)
-    except BUGS as error:
-        if type(error) not in BUGS:  # such as torch.OutOfMemoryError, which the training loop handles
+    except Exception as error:
+        kind = type(error)
+        if kind.__module__ != "builtins":  # such as torch.OutOfMemoryError, which the training loop handles
             raise
-        code = code_of(scheme, hook)
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
-        where = f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"
-        what = f"{type(error).__name__}: {error}"
-        raise type(error)(f"{hook} of position scheme {type(scheme).__qualname__} raised {what} ({where})") from error
-
-
-# Errors that a mistake in a hook raises: these classes, not classes derived from them.
-BUGS = (
-    ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, NameError, NotImplementedError, RuntimeError,
-    TypeError, UnboundLocalError, ValueError, ZeroDivisionError,
-)  # fmt: skip
+        file, first_line = place_of(scheme, hook)
+        where, name = f"{file}:{line_in(file, error) or first_line}", type(scheme).__qualname__
+        raise kind(f"{hook} of position scheme {name} raised {kind.__name__}: {error} ({where})") from error
 
 
 def is_watched(module: nn.Module) -> bool:
@@ -354,10 +321,16 @@ def is_watched(module: nn.Module) -> bool:
     return bool(hooks) or "forward" in module.__dict__
 
 
-def code_of(scheme: PositionScheme, hook: str) -> CodeType:
-    """The code of a hook, which knows its file and its first line."""
-    code: CodeType = inspect.unwrap(getattr(scheme, hook)).__code__
-    return code
+def place_of(scheme: PositionScheme, hook: str) -> tuple[str, int]:
+    """The file and the first line of a hook."""
+    code = inspect.unwrap(getattr(scheme, hook)).__code__
+    return code.co_filename, code.co_firstlineno
+
+
+def line_in(file: str, error: BaseException) -> int | None:
+    """The line of a file at which an error arose, if it did there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return lines[-1] if lines else None
 
 
 # The shapes of hooks' results, for errors; R differs from L where a long sequence's queries are computed in blocks.
@@ -377,23 +350,16 @@ HOOKS = (*SHAPES, "reach")
 def check(term: Any, scheme: PositionScheme, hook: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Returns the result of a scheme's hook. Raises ValueError, naming the class, for another shape, for numbers that
     are not floats, and for another kind of device. shape, device: the valid ones."""
-    if not isinstance(term, Tensor):
-        wrong: Any = type(term).__name__
-    elif term.shape != shape:
-        wrong = list(term.shape)
-    elif not term.is_floating_point():
-        wrong = term.dtype
-    elif term.device.type != device.type:
-        wrong = f"a tensor on {term.device}"
-    else:
+    is_tensor = isinstance(term, Tensor)
+    if is_tensor and term.shape == shape and term.is_floating_point() and term.device.type == device.type:
         return term
-    raise bad_return(scheme, hook, wrong, f"{list(shape)} floats on {device}: {SHAPES[hook]}")
+    got = f"{list(term.shape)} {term.dtype} on {term.device}" if is_tensor else type(term).__name__
+    raise bad_return(scheme, hook, got, f"{list(shape)} floats on {device}: {SHAPES[hook]}")
 
 
 def bad_return(scheme: PositionScheme, hook: str, got: Any, valid: str) -> ValueError:
-    code = code_of(scheme, hook)
-    where = f"{code.co_filename}:{code.co_firstlineno}"
-    return ValueError(f"{hook} of position scheme {type(scheme).__qualname__} returned {got}; valid: {valid} ({where})")
+    (file, line), name = place_of(scheme, hook), type(scheme).__qualname__
+    return ValueError(f"{hook} of position scheme {name} returned {got}; valid: {valid} ({file}:{line})")
 
 
 def overrides(scheme: type | PositionScheme, *hooks: str) -> bool:
@@ -451,15 +417,17 @@ class Positions(nn.ModuleDict):
         return schemes
 
     def _sum(
-        self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device, *args: Any
-    ) -> Tensor | None:
-        """The sum of what a hook of these schemes returns, or None. shape, device: see `check`."""
-        total = None
+        self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device, *args: Any,
+        start: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
+        """The sum of `start` and what a hook of these schemes returns, or None; of gates the product. shape, device:
+        see `check`."""
+        total = start
         for scheme in schemes:
             term = call(scheme, hook, *args)
             if term is not None:
                 check(term, scheme, hook, shape, device)
-                total = term if total is None else total + term
+                total = term if total is None else total * term if hook == "gate" else total + term
         return total
 
     def _shape(self, positions: TokenPositions) -> tuple[int, int, int]:
@@ -489,46 +457,32 @@ class Positions(nn.ModuleDict):
         Always computed in float32, whatever the precision of the model: every layer would share the rounding error.
         """
         positions = self.token_positions(positions) if isinstance(positions, int) else positions
-        with torch.autocast(autocast_device(positions.device.type), enabled=False):
-            shared: list[Any] = [m for m in self.values() if not isinstance(m, nn.ModuleList)]
-            bias, gate = self._bias_and_gate(shared, positions, None, None)
-            if not self.per_layer:
-                return [(self._reset_bias(bias, 0, positions), self._mask_cls(gate, 1.0))] * self.dims.layers
-            pairs = []
-            for layer in range(self.dims.layers):
-                own: list[Any] = [m[layer] for m in self.values() if isinstance(m, nn.ModuleList)]
-                layer_bias, layer_gate = self._bias_and_gate(own, positions, bias, gate)
-                layer_bias = self._reset_bias(layer_bias, layer, positions)
-                pairs.append((layer_bias, self._mask_cls(layer_gate, 1.0)))
-            return pairs
+        shape, device = self._shape(positions), positions.device
+        layers = range(self.dims.layers if self.per_layer else 1)
+
+        def combined(hook: str, *args: Any) -> list[Tensor | None]:
+            """A hook's term for each layer: the sum, or product, of the shared schemes' and the layer's own."""
+            schemes: list[Any] = [self[name] for name in self.having[hook]]
+            own: list[Any] = [copies for copies in schemes if isinstance(copies, nn.ModuleList)]
+            shared = [scheme for scheme in schemes if not isinstance(scheme, nn.ModuleList)]
+            term = self._sum(shared, hook, shape, device, *args)
+            return [self._sum([copies[n] for copies in own], hook, shape, device, *args, start=term) for n in layers]
+
+        with torch.autocast(autocast_device(device.type), enabled=False):
+            biases, gates = combined("bias", positions, self.scale), combined("gate", positions)
+            terms = [(self._reset_bias(biases[n], n, positions), self._mask_cls(gates[n], 1.0)) for n in layers]
+            return terms if self.per_layer else terms * self.dims.layers
 
     def has_bias(self) -> bool:
         """Whether there are logits that do not depend on the tokens."""
         return self.cls == "untied" or bool(self.having["bias"])
 
-    def bias_block(self, layer: int, positions: TokenPositions) -> Tensor:
-        """[H, R, L], the rows of one layer's bias for the queries of `positions`, a block; float32."""
+    def bias(self, layer: int, positions: TokenPositions) -> Tensor | None:
+        """[H, R, L] float32, one layer's logits that do not depend on the tokens, for the queries of `positions`."""
         with torch.autocast(autocast_device(positions.device.type), enabled=False):
-            schemes = self.of_layer(layer, "bias")
-            bias = self._sum(schemes, "bias", self._shape(positions), positions.device, positions, self.scale)
-            bias = self._reset_bias(bias, layer, positions)
-            assert bias is not None  # who asks has asked `has_bias`
-            return bias
-
-    def _bias_and_gate(
-        self, schemes: list[PositionScheme], positions: TokenPositions, bias: Tensor | None, gate: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The given bias and gate, combined with the terms of more schemes."""
-        for scheme in schemes:
-            term = call(scheme, "bias", positions, self.scale) if overrides(scheme, "bias") else None
-            if term is not None:
-                check(term, scheme, "bias", self._shape(positions), positions.device)
-                bias = term if bias is None else bias + term
-            factor = call(scheme, "gate", positions) if overrides(scheme, "gate") else None
-            if factor is not None:
-                check(factor, scheme, "gate", self._shape(positions), positions.device)
-                gate = factor if gate is None else gate * factor
-        return bias, gate
+            schemes, shape = self.of_layer(layer, "bias"), self._shape(positions)
+            bias = self._sum(schemes, "bias", shape, positions.device, positions, self.scale)
+            return self._reset_bias(bias, layer, positions)
 
     # Resets row and column of [CLS], i = 0, in a new tensor: the inputs may be views of parameters.
     def _reset_bias(self, bias: Tensor | None, layer: int, positions: TokenPositions) -> Tensor | None:
@@ -578,7 +532,7 @@ class Positions(nn.ModuleDict):
         if not self.having["content"]:
             return None
         schemes, shape = self.of_layer(layer.index, "content"), (*q.shape[:3], k.size(2))
-        return self._mask_cls(self._sum(schemes, "content", shape, q.device, q, k, layer._replace(scale=self.scale)))
+        return self._mask_cls(self._sum(schemes, "content", shape, q.device, q, k, layer))
 
     def value(self, weights: Tensor | None, layer: LayerContext) -> Tensor | None:
         """[B, H, L, E], to be added to the mixed values; weights: [B, H, L, L]."""

@@ -1,8 +1,7 @@
 """Absolute encodings, added to the token embeddings; and none at all.
 
-B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
-Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
-`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+The letters are those of `positions.py`, whose `PositionScheme` documents the hooks. Tables of schemes show `paper` and
+`formula`.
 """
 
 from torch import Tensor, nn

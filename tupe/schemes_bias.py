@@ -1,8 +1,7 @@
 """Logits that do not depend on the tokens, shared by the whole batch.
 
-B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
-Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
-`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+The letters are those of `positions.py`, whose `PositionScheme` documents the hooks. Tables of schemes show `paper` and
+`formula`.
 """
 
 import math
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Clipped, LayerNorm, Linear, Table, at_least, more_than, per_head, scaled
+from .schemes_common import Clipped, LayerNorm, Linear, Table, at_least, per_head
 from .token_positions import TokenPositions
 
 # The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
@@ -97,8 +96,13 @@ class T5(PositionScheme):
         if max_distance <= buckets // 4:
             raise ValueError(f"max_distance must be more than buckets / 4, not {max_distance} with {buckets} buckets")
         self.buckets, self.max_distance = buckets, max_distance
-        self.multiplier = more_than(0, multiplier=multiplier)
+        self.multiplier = at_least(1e-6, multiplier=multiplier)
         self.table = Table(buckets + 1, dims.heads, 0.02 / multiplier)
+
+    def rows(self, rows: Tensor | slice) -> Tensor:
+        """[R, H], rows of the table times the multiplier."""
+        values = self.table(rows).float()
+        return values if self.multiplier == 1 else values * self.multiplier
 
     def bucket_of(self, offset: Tensor) -> Tensor:
         """Bucket of each offset: half of the buckets per sign; of those, half for exact distances, half spaced
@@ -111,13 +115,12 @@ class T5(PositionScheme):
         return torch.where(distance < exact, distance, far) + half * (offset > 0)
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
-        by_offset = self.table(self.bucket_of(positions.offsets))  # [2S - 1, H]
-        return positions.spread(scaled(by_offset.float().T, self.multiplier))
+        return positions.spread(self.rows(self.bucket_of(positions.offsets)).T)
 
     def cls_bias(self, scale: float) -> Tensor:
         half = self.buckets // 2
         # rows `half` and `buckets`, as a slice: a list of indices would be copied to the GPU
-        return scaled(self.table(slice(half, None, half)).float(), self.multiplier)
+        return self.rows(slice(half, None, half))
 
 
 @register("clipped")
@@ -191,21 +194,17 @@ class Alibi(PositionScheme):
     """ALiBi (Press et al., 2022): a slope m per head times the distance, -m_h |j - i|, without parameters.
 
     The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose among
-    three ways (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
-    sides: slopes of their own for left and right, here 2H heads' slopes in turn (our choice: he learns them); half:
-    half of the heads see only the left and the others the right, each half with the slopes of H/2 heads. learned: the
-    slopes are learned, as logarithms, from those values on. Raises ValueError for sides with half, and for half of an
-    odd number of heads.
+    two ways here (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
+    sides: slopes of their own for left and right, here 2H heads' slopes in turn (our choice: he learns them). learned:
+    the slopes are learned, as logarithms, from those values on.
     """
 
     paper, formula = "Press et al. 2022", "-m_h |j - i|"
     undecayed = ("log_slopes",)
 
-    def __init__(self, dims: Dims, sides: bool = False, half: bool = False, learned: bool = False):
+    def __init__(self, dims: Dims, sides: bool = False, learned: bool = False):
         super().__init__(dims)
-        if half and (sides or dims.heads % 2):
-            raise ValueError(f"half:True needs an even number of heads, not {dims.heads}, and no sides:True")
-        self.heads, self.sides, self.one_sided = dims.heads, sides, half  # `half` is a method of modules
+        self.heads, self.sides = dims.heads, sides
         self.log_slopes = nn.Parameter(self.fixed_slopes().log()) if learned else None
 
     @staticmethod
@@ -219,23 +218,13 @@ class Alibi(PositionScheme):
 
     def fixed_slopes(self, device: torch.device | None = None) -> Tensor:
         """[1, H], or with `sides` [2, H]: those to the left, those to the right."""
-        if self.one_sided:
-            return self.slopes_of(self.heads // 2, device).repeat(1, 2)
         count = 2 * self.heads if self.sides else self.heads
         return self.slopes_of(count, device).unflatten(0, (self.heads, -1)).T
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
         offsets = positions.offsets
         slopes = self.fixed_slopes(offsets.device) if self.log_slopes is None else self.log_slopes.float().exp()
-        by_offset = -per_side(slopes, offsets) * offsets.abs()  # [H, 2S - 1]
-        return positions.spread(one_sided(by_offset, offsets) if self.one_sided else by_offset)
-
-
-def one_sided(logits: Tensor, offsets: Tensor) -> Tensor:
-    """[H, 2S - 1] logits: the first half of the heads keeps the query itself and keys on its left, the others keep the
-    query and keys on its right."""
-    left, right = logits.chunk(2)
-    return torch.cat([left.masked_fill(offsets > 0, HIDDEN), right.masked_fill(offsets < 0, HIDDEN)])
+        return positions.spread(-per_side(slopes, offsets) * offsets.abs())
 
 
 @register("directions")
@@ -256,8 +245,10 @@ class Directions(PositionScheme):
         self.heads = dims.heads
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
-        zeros = (positions.offsets * 0.0).expand(self.heads, -1)  # of any length in traced code, unlike torch.zeros
-        return positions.spread(one_sided(zeros, positions.offsets))
+        offsets = positions.offsets
+        zeros = (offsets * 0.0).expand(self.heads // 2, -1)  # of any length in traced code, unlike torch.zeros
+        left, right = zeros.masked_fill(offsets > 0, HIDDEN), zeros.masked_fill(offsets < 0, HIDDEN)
+        return positions.spread(torch.cat([left, right]))
 
 
 def per_side(values: Tensor, offsets: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Options that several schemes have: std, the initial standard deviation of the ta
 clipped; amplitude, of sinusoids.
 """
 
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,28 +46,12 @@ class LayerNorm(nn.LayerNorm):
         return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float(), self.eps)
 
 
-Number = TypeVar("Number", int, float)
-
-
-def at_least(smallest: float, **option: Number) -> Number:
+def at_least(smallest: float, **option: Any) -> Any:
     """The value of the one option given as `name=value`. Raises ValueError if it is less than `smallest`."""
     ((name, value),) = option.items()
     if value < smallest:
         raise ValueError(f"{name} must be at least {smallest:g}, not {value}")
     return value
-
-
-def more_than(bound: float, **option: float) -> float:
-    """The value of the one option given as `name=value`. Raises ValueError unless it is more than `bound`."""
-    ((name, value),) = option.items()
-    if not value > bound:
-        raise ValueError(f"{name} must be more than {bound:g}, not {value}")
-    return value
-
-
-def scaled(x: Tensor, multiplier: float) -> Tensor:
-    """x * multiplier, without a copy for 1."""
-    return x if multiplier == 1 else x * multiplier
 
 
 def in_float32(x: Tensor) -> Tensor:
@@ -99,10 +83,8 @@ class LearnedFrequencies(nn.Module):
 
     undecayed: tuple[str, ...] = ("log_omega",)
 
-    def start_frequencies(self, width: int, base: float = 10000.0, heads: int = 0) -> None:
-        """heads: each has its own, omega [H, width / 2]; 0: all have the same."""
-        log_omega = frequencies(width, base=base).log()
-        self.log_omega = nn.Parameter(log_omega.repeat(heads, 1) if heads else log_omega)
+    def start_frequencies(self, width: int, base: float = 10000.0) -> None:
+        self.log_omega = nn.Parameter(frequencies(width, base=base).log())
 
     @property
     def omega(self) -> Tensor:

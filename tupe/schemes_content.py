@@ -1,8 +1,7 @@
 """Logits that depend on content: relative vectors against queries and keys; and relative vectors added to the values.
 
-B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
-Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
-`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+The letters are those of `positions.py`, whose `PositionScheme` documents the hooks. Tables of schemes show `paper` and
+`formula`.
 """
 
 import math
@@ -23,7 +22,6 @@ from .schemes_common import (
     frequencies,
     in_float32,
     per_head,
-    scaled,
     waves,
 )
 from .token_positions import TokenPositions
@@ -74,7 +72,7 @@ class ShawSinusoidal(RelativeVectors):
     def vectors(self, positions: TokenPositions) -> Tensor:
         clipped = torch.arange(-self.max_distance, self.max_distance + 1, device=positions.device)
         table = waves(frequencies(self.width, positions.device), clipped)
-        return scaled(table[self.rows(positions)], self.amplitude)
+        return table[self.rows(positions)] * self.amplitude
 
 
 @register("shaw_sinusoidal_learned")
@@ -89,7 +87,7 @@ class ShawSinusoidalLearned(LearnedFrequencies, RelativeVectors):
         self.start_frequencies(dims.head_dim)
 
     def vectors(self, positions: TokenPositions) -> Tensor:
-        return scaled(waves(self.omega, self.rows(positions) - self.max_distance), self.amplitude)
+        return waves(self.omega, self.rows(positions) - self.max_distance) * self.amplitude
 
 
 @register("shaw_values")
@@ -287,27 +285,22 @@ class Cable(ContentDecay):
     """CABLE (Veisi et al., 2025), and FoX's forget gates (Lin et al., 2025), with the other sign of w: each token adds
     softplus(w_h x + c_h) to the distance of all that it stands between, -|b_i - b_j| with b the sums up to a token.
 
-    The later of two tokens counts, the earlier does not. x is the layer's input, w and c are each layer's own. sides: w
-    and c of their own for keys on the right. FoX's gate of the output and norms of q and k are not part of it.
+    The later of two tokens counts, the earlier does not. x is the layer's input, w and c are each layer's own. FoX's
+    gate of the output and norms of q and k are not part of it.
     """
 
     paper, formula = "Veisi et al. 2025 (CABLE)", "-|b_i - b_j|, b_i = sum_{l <= i} softplus(w_h x_l + c_h)"
     own_projections = True
 
-    def __init__(self, dims: Dims, sides: bool = False):
+    def __init__(self, dims: Dims):
         super().__init__(dims)
-        self.sides, inputs = sides, dims.input_width or dims.width
-        self.project = nn.ModuleList(Linear(inputs, dims.heads * (2 if sides else 1)) for _ in range(dims.layers))
+        inputs = dims.input_width or dims.width
+        self.project = nn.ModuleList(Linear(inputs, dims.heads) for _ in range(dims.layers))
 
     def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         steps = F.softplus(in_float32(self.project[layer.index](layer.input())))
-        steps = layer.counted(steps)  # [B, L, H] or [B, L, 2H]
-        place = steps.cumsum(1).transpose(1, 2)
-        distance = (place[..., :, None] - place[..., None, :]).abs()  # [B, H or 2H, L, L]
-        if not self.sides:
-            return distance
-        left, right = distance.chunk(2, dim=1)
-        return left.tril() + right.triu()  # both 0 between
+        place = layer.counted(steps).cumsum(1).transpose(1, 2)  # [B, H, L]
+        return (place[..., :, None] - place[..., None, :]).abs()
 
 
 @register("grape_a")

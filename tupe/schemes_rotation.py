@@ -1,8 +1,7 @@
 """Rotations, gates and windows, which add neither to the embeddings nor to the logits.
 
-B batch, L sequence length, C model width, H heads, D = C / H width of a head, E width of a value head, N layers.
-Position i = 0 is [CLS]; the offset of key j from query i is j - i. What a hook returns is documented in
-`positions.PositionScheme`. Tables of schemes show `paper` and `formula`.
+The letters are those of `positions.py`, whose `PositionScheme` documents the hooks. Tables of schemes show `paper` and
+`formula`.
 """
 
 import math
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .positions import Dims, LayerContext, PositionScheme, register
-from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32, more_than
+from .schemes_common import Clipped, LearnedFrequencies, Linear, at_least, frequencies, in_float32
 from .token_positions import TokenPositions
 
 
@@ -22,11 +21,10 @@ class Rope(LearnedFrequencies, PositionScheme):
     parameters.
 
     fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
-    even one, at least 2. learned: the frequencies are learned, from the fixed ones on; heads: each head has its own
-    (GRAPE-M: Zhang et al., 2025, where each layer has its own, too: rope:layer). local_base: the base of all layers but
-    every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows). local: every
-    `every`th layer, which sees all beside windows, has no rotation (RNoPE: Yang et al., 2025; SWAN: Puvvada et al.,
-    2025, with `log_length`).
+    even one, at least 2. learned: the frequencies are learned, from the fixed ones on. local_base: the base of all
+    layers but every `every`th, counted from the first (ModernBERT: base 160000, local_base 10000, beside windows).
+    local: every `every`th layer, which sees all beside windows, has no rotation (RNoPE: Yang et al., 2025; SWAN:
+    Puvvada et al., 2025, with `log_length`).
 
     Three options extend a trained model to sequences s times as long. interpolate:s divides positions by s (Chen et
     al., 2023). ntk:s multiplies the base by s^{d / (d - 2)}, d being the rotated columns, which divides the lowest
@@ -43,11 +41,10 @@ class Rope(LearnedFrequencies, PositionScheme):
     def __init__(
         self, dims: Dims, base: float = 10000.0, fraction: float = 1.0, learned: bool = False, local_base: float = 0.0,
         every: int = 3, interpolate: float = 1.0, ntk: float = 1.0, yarn: float = 1.0, local: bool = False,
-        heads: bool = False,
     ):  # fmt: skip
         super().__init__(dims)
-        more_than(1, base=base)
-        more_than(1, local_base=local_base or base)
+        at_least(1, base=base)
+        at_least(1, local_base=local_base or base)
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be more than 0 and at most 1, not {fraction}")
         for name, value in {"every": every, "interpolate": interpolate, "ntk": ntk, "yarn": yarn}.items():
@@ -56,8 +53,6 @@ class Rope(LearnedFrequencies, PositionScheme):
             raise ValueError("only one of interpolate, ntk and yarn can be more than 1")
         if learned and local_base:
             raise ValueError("learned:True has no bases; local_base has no meaning beside it")
-        if heads and not learned:
-            raise ValueError("heads:True needs learned:True")
         if local and (local_base or every == 1):
             raise ValueError("local:True leaves only local layers, which have one base: every must be more than 1, "
                              "without local_base")  # fmt: skip
@@ -69,14 +64,14 @@ class Rope(LearnedFrequencies, PositionScheme):
         if yarn > 1:
             self.register_buffer("trained", torch.tensor(dims.max_positions))
         if learned:
-            self.start_frequencies(self.columns(dims.head_dim), base, dims.heads if heads else 0)
+            self.start_frequencies(self.columns(dims.head_dim), base)
 
     def columns(self, width: int) -> int:
         """The number of rotated columns of vectors of this width."""
         return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
 
     def frequencies(self, columns: int, base: float, device: torch.device) -> Tensor:
-        """[columns / 2] or [H, columns / 2]: the frequencies of training or, for longer sequences, lower ones."""
+        """[columns / 2]: the frequencies of training or, for longer sequences, lower ones."""
         omega = self.omega if self.learned else frequencies(columns, device, base)
         if self.interpolate > 1:
             return omega / self.interpolate
@@ -93,10 +88,10 @@ class Rope(LearnedFrequencies, PositionScheme):
         return omega
 
     def angles(self, width: int, layer: LayerContext) -> Tensor:
-        """[L, columns / 2] or [H, L, columns / 2], by which the rows of vectors of this width are rotated."""
+        """[L, columns / 2], by which the rows of vectors of this width are rotated."""
         index = layer.positions.index
         base = self.local_base if layer.index % self.every else self.base
-        return index[:, None] * self.frequencies(self.columns(width), base, index.device)[..., None, :]
+        return index[:, None] * self.frequencies(self.columns(width), base, index.device)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         if self.local and layer.index % self.every == 0:
@@ -144,29 +139,25 @@ class Fope(PositionScheme):
     """FoPE (Hua et al., 2025): RoPE, whose cosines and sines are sums over all frequencies.
 
     Of columns (2m, 2m + 1) of head h the cosine is sum_f A[h, f, m] cos(omega_f i), the sine likewise with B. A and B
-    start as 1 on the diagonal plus noise of standard deviation std, divided by their sums over f, and stay so, as the
-    authors' (their noise comes from a Xavier normal of three dimensions, 0.01 for a head of 128), or are learned. The
-    paper's equation 13 has no such sums. Frequencies with a period longer than the max_positions that the model had
+    are 1 on the diagonal plus noise of standard deviation std, divided by their sums over f, as the authors' (their
+    noise comes from a Xavier normal of three dimensions, 0.01 for a head of 128). The paper's equation 13 has no such
+    sums. Frequencies with a period longer than the max_positions that the model had
     when it got the option, which stay with its weights, are left out, and their columns are not rotated.
     """
 
     paper, formula = "Hua et al. 2025 (FoPE)", "as rope, cos and sin sums over all frequencies, those of long periods 0"
-    undecayed = ("mixtures",)
     trained: Tensor
     mixtures: Tensor
 
-    def __init__(self, dims: Dims, base: float = 10000.0, std: float = 0.01, learned: bool = False):
+    def __init__(self, dims: Dims, base: float = 10000.0, std: float = 0.01):
         super().__init__(dims)
-        self.base, self.width = more_than(1, base=base), dims.head_dim
+        self.base, self.width = at_least(1, base=base), dims.head_dim
         pairs = len(frequencies(dims.head_dim))
         mixtures = torch.eye(pairs) + at_least(0, std=std) * torch.randn(2, dims.heads, pairs, pairs)
         self.register_buffer("trained", torch.tensor(dims.max_positions))
         kept = self.kept(frequencies(self.width, base=self.base))
         mixtures = mixtures / torch.where(kept, (mixtures * kept[:, None]).sum(-2, keepdim=True), 1.0)
-        if learned:
-            self.mixtures = nn.Parameter(mixtures)
-        else:
-            self.register_buffer("mixtures", mixtures)
+        self.register_buffer("mixtures", mixtures)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         omega = frequencies(self.width, q.device, self.base)
@@ -197,7 +188,7 @@ class SelectiveRope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 500000.0, rank: int = 16):
         super().__init__(dims)
-        self.base, self.heads, self.width = more_than(1, base=base), dims.heads, dims.head_dim
+        self.base, self.heads, self.width = at_least(1, base=base), dims.heads, dims.head_dim
         pairs, rank = len(frequencies(dims.head_dim)), at_least(1, rank=rank)
         inputs = dims.input_width or dims.width
         self.down = nn.ModuleList(Linear(inputs, rank, bias=False) for _ in range(dims.layers))
@@ -227,7 +218,7 @@ class Pope(PositionScheme):
 
     def __init__(self, dims: Dims, base: float = 10000.0):
         super().__init__(dims)
-        self.base = more_than(1, base=base)
+        self.base = at_least(1, base=base)
         self.delta = nn.Parameter(torch.zeros(dims.heads, dims.head_dim))
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,7 +237,7 @@ def in_the_plane(x: Tensor, angle: Tensor) -> Tensor:
 @register("log_length")
 class LogLength(PositionScheme):
     """Logits of words that grow with the logarithm of the number of tokens, so that attention stays as sharp in longer
-    sequences: SSMax (Nakanishi, 2025), and with learned:False Su (2021).
+    sequences: SSMax (Nakanishi, 2025).
 
     q . k times s ln n, s for each layer and head, which starts at 1 / ln(max_positions): at that length nothing
     changes. every: only in every `every`th layer, counted from the first (SWAN: in those that see all). Terms of other
@@ -258,14 +249,10 @@ class LogLength(PositionScheme):
     causal = False  # n counts later tokens too
     undecayed = ("scale",)  # 0 would be equal weights for all
 
-    def __init__(self, dims: Dims, learned: bool = True, every: int = 1):
+    def __init__(self, dims: Dims, every: int = 1):
         super().__init__(dims)
         self.every = at_least(1, every=every)
-        scale = torch.full((dims.layers, dims.heads), 1 / math.log(max(2, dims.max_positions)))
-        if learned:
-            self.scale = nn.Parameter(scale)
-        else:
-            self.register_buffer("scale", scale)
+        self.scale = nn.Parameter(torch.full((dims.layers, dims.heads), 1 / math.log(max(2, dims.max_positions))))
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         if layer.index % self.every:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .tracing import is_exported, is_traced
 
-__all__ = ["SAMPLINGS", "TokenPositions", "draw_positions", "toeplitz", "skew", "unskew"]
-
 SAMPLINGS = ("consecutive", "random", "shifted")  # see `draw_positions`
 
 
@@ -23,11 +21,7 @@ class TokenPositions:
     """
 
     def __init__(
-        self,
-        length: int,
-        device: torch.device | str = "cpu",
-        drawn: Tensor | None = None,
-        span: int | None = None,
+        self, length: int, device: torch.device | str = "cpu", drawn: Tensor | None = None, span: int | None = None
     ):
         self.length, self.drawn = length, drawn
         self.device = torch.device(device) if drawn is None else drawn.device

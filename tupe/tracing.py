@@ -17,10 +17,3 @@ def is_transformed() -> bool:
 def is_exported() -> bool:
     """Whether code is traced for another engine, which has to be right at every length."""
     return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
-
-
-def allow_graphs(most: int) -> None:
-    """torch.compile may make so many graphs of a function: PyTorch's own limit is 8."""
-    config = torch._dynamo.config
-    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before PyTorch 2.6
-    setattr(config, name, max(most, getattr(config, name)))

@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .attention import Backend, Batch
-from .packing import Packing
-from .positions import Positions
 from .token_positions import TokenPositions
 from .tracing import is_traced
 
@@ -66,15 +64,15 @@ class Chunks:
         """[B, H n, c, E] -> [B, H, L, E]"""
         return out.unflatten(1, (-1, self.chunks)).flatten(2, 3)[:, :, : self.length]
 
-    def split_mask(self, mask: Tensor) -> Tensor:
-        """[B, 1, 1, L], False at padded keys -> [B, n, 1, K]"""
-        return self.split_keys(mask.transpose(2, 3)).transpose(2, 3)
+    def split_mask(self, mask: Tensor, heads: int) -> Tensor:
+        """[B, 1, 1, L], False at padded keys -> [B, H n, 1, K]"""
+        return self.split_keys(mask.transpose(2, 3)).transpose(2, 3).repeat(1, heads, 1, 1)
 
-    def split_bias(self, bias: Tensor | None) -> Tensor:
-        """[H, L, L] -> [H n, c, K], or [n, c, K] for None; -inf at keys that are not seen."""
+    def split_bias(self, bias: Tensor | None, heads: int) -> Tensor:
+        """[H, L, L], or None for 0 -> [H n, c, K]; -inf at keys that are not seen."""
         seen = self.seen()
         if bias is None:
-            return seen.new_zeros(seen.shape, dtype=torch.float32).masked_fill_(~seen, -math.inf)
+            return torch.zeros_like(seen, dtype=torch.float32).masked_fill_(~seen, -math.inf).repeat(heads, 1, 1)
         pieces = []
         for number, block in enumerate(bias.split(self.chunk, dim=1)):  # [H, c, L], in the last chunk fewer queries
             first = number * self.chunk
@@ -95,54 +93,44 @@ class InChunks(NamedTuple):
     of_cls: Any = None  # and of the query [CLS], if it sees all keys
 
 
-class Chunking(Backend):
-    """A backend that `Windowed` can use."""
+class Windowed(Backend):
+    """A backend that computes, under a window that saves work, only the pairs that see each other: in chunks."""
 
-    def prepare_chunks(self, bias: Tensor, mask: Tensor | None, batch: Batch, window: Chunks) -> Any:
-        """Whatever `mix` needs for a window's n chunks: bias [H n or n, c, K], mask [B, n, 1, K] or None."""
+    def prepare_whole(self, bias: Any, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
+        """As `Backend.prepare`: whatever `mix_whole` needs where all pairs are computed."""
         raise NotImplementedError
 
+    def prepare_chunks(self, bias: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Any:
+        """Whatever `mix_whole` needs for a window's n chunks: bias [H n, c, K], mask [B, H n, 1, K] or None."""
+        raise NotImplementedError
 
-class Windowed(Backend):
-    """A backend that computes under a window only the pairs that see each other, by another one."""
-
-    def __init__(self, inner: Chunking):
-        self.inner, self.name = inner, inner.name
-
-    def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> str | None:
-        return self.inner.refuses(positions, normaliser, device, dtype)
-
-    def order(self, packing: Packing) -> Packing:
-        return self.inner.order(packing)
-
-    def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
-        return self.inner.terms(positions, token_positions)
+    def mix_whole(
+        self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Any, scale: float, dropout: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `Backend.mix`."""
+        raise NotImplementedError
 
     def prepare(self, bias: Any, gate: Tensor | None, reach: int | None, batch: Batch) -> Any:
         window = None if reach is None else Chunks(batch.token_positions, reach, batch.untie_cls)
-        # A bias that is a function is made a few queries at a time: the inner backend computes all their pairs.
+        # A bias that is a function is made a few queries at a time: all their pairs are computed.
         if window is None or is_traced() or callable(bias) or not window.pays:
-            return self.inner.prepare(bias, gate, reach, batch)
+            return self.prepare_whole(bias, gate, reach, batch)
         mask, of_cls = batch.key_mask, None
-        mask = None if mask is None else window.split_mask(mask)  # [B, n, 1, K]
-        near = self.inner.prepare_chunks(window.split_bias(bias), mask, batch, window)
+        mask = None if mask is None else window.split_mask(mask, batch.heads)
+        near = self.prepare_chunks(window.split_bias(bias, batch.heads), mask, batch.dtype)
         if batch.untie_cls:
-            of_cls = self.inner.prepare(None if bias is None else bias[:, :1], None, None, batch)
+            of_cls = self.prepare_whole(None if bias is None else bias[:, :1], None, None, batch)
         return InChunks(window, near, of_cls)
-
-    def for_outputs(self, output_indices: Tensor, prepared: Any, positions: Positions, length: int) -> Any:
-        is_split = isinstance(prepared, InChunks)
-        return prepared if is_split else self.inner.for_outputs(output_indices, prepared, positions, length)
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, content: Tensor | None, prepared: Any, scale: float, dropout: float
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(prepared, InChunks):
-            return self.inner.mix(q, k, v, content, prepared, scale, dropout)
+            return self.mix_whole(q, k, v, content, prepared, scale, dropout)
         window = prepared.window
         pieces = window.split_queries(q), window.split_keys(k), window.split_keys(v)
-        out = window.join(self.inner.mix(*pieces, None, prepared.near, scale, dropout)[0])
+        out = window.join(self.mix_whole(*pieces, None, prepared.near, scale, dropout)[0])
         if prepared.of_cls is not None:
-            of_cls, _ = self.inner.mix(q[:, :, :1], k, v, None, prepared.of_cls, scale, dropout)
+            of_cls, _ = self.mix_whole(q[:, :, :1], k, v, None, prepared.of_cls, scale, dropout)
             out = torch.cat([of_cls, out[:, :, 1:]], dim=2)
         return out, None

@@ -28,7 +28,6 @@ from tupe.common.active import reason
 from tupe.common.options import Command, ListOf
 from tupe.common.tables import TextTable
 from tupe.run.folder import write_atomically
-from tupe.tracing import allow_graphs
 
 from . import step
 from .contenders import HF, PEAK_SIZE, Contender, Setting, masked_batch, matrix_peak
@@ -183,7 +182,7 @@ def prepared(name: str, setting: Setting, way: str, **more) -> Contender:
     our models' options."""
     contender = Contender(name, setting, **more)
     if "compiled" in way:
-        allow_graphs(64)  # contenders share the code of a layer
+        torch._dynamo.config.recompile_limit = 64  # contenders share the code of a layer
         backend = {"backend": "inductor" if setting.device == "cuda" else "eager"}
         for part in contender.model.bert.encoder.layer if name in HF else (contender.model.encoder,):
             part.compile(**backend)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.function import FunctionCtx
 
-from tupe.backends import make
+from tupe.backend_sdpa import Sdpa
 from tupe.common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, split_size, with_size
 from tupe.common.options import Command, ListOf, did_you_mean
 from tupe.common.tables import TextTable
@@ -109,7 +109,7 @@ def step_bytes(
         model, tokens = build(arch, batch, length, vocabulary, options)
         model.to(torch.float16 if precision == "fp16" else torch.float32)
     body, dtype = model.encoder, PRECISIONS[precision]
-    sdpa = make("sdpa", body.positions, body.normaliser)
+    sdpa = Sdpa()
     if reason := sdpa.refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
         raise ValueError(f"{arch}: {reason}; only fused attention is counted")
     body.attention_backend = "sdpa"

@@ -155,7 +155,7 @@ def check_schemes(position: str) -> None:
     known = [name for path in files for name in registered.findall(path.read_text(encoding="utf-8"))]
     for name in schemes_in(position) if position else ():
         if name not in known:
-            raise ValueError(unknown_scheme(name, position, known, "one of your own also needs --position-file FILE"))
+            raise ValueError(unknown_scheme(name, position, known))
 
 
 def check_data(data: Path, settings: Settings, task: str | None = None) -> None:

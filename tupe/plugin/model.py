@@ -196,7 +196,7 @@ class TupeModel(BaseFairseqModel):
             return x, {}
         with self.precision():
             weight = self.encoder.tokens.weight
-            x = self.lm_head(x, weight) if lm_targets is None else self.lm_head.loss(x, weight, lm_targets)
+            x = self.lm_head(x, weight) if lm_targets is None else self.lm_head(x, weight, lm_targets)
         return x, {}
 
     def precision(self) -> AbstractContextManager:

@@ -29,7 +29,7 @@ class ForPretraining(TupeForMaskedLM):
         encoder = self.tupe.encoder
         output_indices, labels = encoder.pad_outputs(output_indices, labels)
         x, _ = encoder(input_ids, False, num_tokens, output_indices)
-        return self.lm_head.loss(x, encoder.tokens.weight, labels)
+        return self.lm_head(x, encoder.tokens.weight, labels)
 
 
 ForPretraining.__name__ = TupeForMaskedLM.__name__  # what config.json calls it
