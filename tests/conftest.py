@@ -22,6 +22,7 @@ from helpers import (
     make_vocabulary,
     mnli_row,
     module_cache,
+    prepare_glue,
     train_recipe,
     write_data,
     write_lines,
@@ -141,7 +142,6 @@ def learnable(vocabulary, tmp_path_factory):
 
     CoLA: is there a cat? MNLI, STS-B: how many cats are in both sentences? 41 rows each, so that batches are uneven.
     """
-    from tupe.corpus.tasks import prepare
     from tupe.data.glue import TASKS
 
     folder, rng = tmp_path_factory.mktemp("learnable"), np.random.default_rng(1)
@@ -163,7 +163,7 @@ def learnable(vocabulary, tmp_path_factory):
     write_lines(folder / "official" / "MNLI" / "train.tsv", mnli["train"])
     write_lines(folder / "official" / "MNLI" / "dev_matched.tsv", mnli["dev"])
     write_lines(folder / "official" / "MNLI" / "dev_mismatched.tsv", mnli["dev"][:20])
-    prepare(folder / "official", vocabulary, folder / "bin")
+    prepare_glue(folder / "official", vocabulary, folder / "bin")
     return folder / "bin"
 
 

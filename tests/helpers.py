@@ -148,6 +148,12 @@ def official_folder(folder):
     return folder
 
 
+def prepare_glue(official, data, output, tasks=(), jobs=1, overwrite=False):
+    from tupe.corpus.tasks import glue_command
+
+    glue_command.callback(Path(official), data, Path(output), tasks, jobs, overwrite)
+
+
 # ------------------------------------------------------------------------------------------------------------- models
 
 

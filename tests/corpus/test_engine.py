@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from helpers import Copy, descendants, fork, fork_tupe, has_ended, wait_until
+from helpers import Copy, descendants, fork, fork_tupe, has_ended, prepare_glue, wait_until
 from tqdm import tqdm
 
 from tupe.cli import main
-from tupe.corpus import engine, tasks, vocabulary
+from tupe.corpus import engine, vocabulary
 from tupe.corpus import steps as corpus
 from tupe.corpus.engine import command, prepare
 from tupe.corpus.stats import write_report
@@ -156,7 +156,7 @@ def test_pretraining_and_glue_see_the_same_ids(tmp_path):
     folder.mkdir(parents=True)
     for name in ("train.tsv", "dev.tsv"):
         (folder / name).write_text("".join(f"s\t1\t\t{sentence}\n" for sentence in AWKWARD), encoding="utf-8")
-    tasks.prepare(tmp_path / "glue", tmp_path / "data", tmp_path / "bin")
+    prepare_glue(tmp_path / "glue", tmp_path / "data", tmp_path / "bin")
     prefix = str(tmp_path / "bin" / "CoLA" / "input0" / "train")
     prepared = data_utils.load_indexed_dataset(prefix, dictionary, "mmap")
     encoder = TextEncoder(tmp_path / "data")

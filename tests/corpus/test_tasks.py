@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 from fairseq.data import Dictionary, data_utils
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from helpers import HEADERS, ROWS, official_folder, write_lines
+from helpers import HEADERS, ROWS, official_folder, prepare_glue, write_lines
 
 from tupe.common.prepared import tasks_in
-from tupe.corpus.tasks import glue_command, prepare, read_split
+from tupe.corpus.tasks import glue_command, read_split
 from tupe.data.glue import TASKS, check_glue
 from tupe.text import PaperText, TextEncoder
 
@@ -93,7 +93,7 @@ def test_bad_files_are_refused_with_file_and_line(name, content, message, tmp_pa
 @pytest.fixture(scope="module")
 def prepared(vocabulary, tmp_path_factory):
     folder = tmp_path_factory.mktemp("glue")
-    prepare(official_folder(folder / "official"), f"{vocabulary}:{vocabulary}", folder / "bin", workers=2)
+    prepare_glue(official_folder(folder / "official"), f"{vocabulary}:{vocabulary}", folder / "bin", jobs=2)
     return folder / "bin"
 
 
@@ -152,18 +152,18 @@ def test_a_split_without_labels_is_none_to_train_on(prepared):
 
 def test_an_output_in_the_way_is_refused(vocabulary, tmp_path, capsys):
     official = official_folder(tmp_path / "official")
-    prepare(official, vocabulary, tmp_path / "bin", ["cola"])
+    prepare_glue(official, vocabulary, tmp_path / "bin", ["cola"])
     with pytest.raises(ValueError, match="CoLA exists already; pass --overwrite"):
-        prepare(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"])
+        prepare_glue(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"])
     assert not (tmp_path / "bin" / "RTE").exists()
     capsys.readouterr()
-    prepare(official, vocabulary, tmp_path / "bin")  # all that are not there
+    prepare_glue(official, vocabulary, tmp_path / "bin")  # all that are not there
     said = capsys.readouterr().out
     assert "RTE train: 2 rows" in said and "MNLI valid: 1 rows" in said and "1 dropped (no label)" in said
-    assert "CoLA" not in said
-    prepare(official, vocabulary, tmp_path / "bin")
-    assert not capsys.readouterr().out
-    prepare(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"], overwrite=True)
+    assert said.startswith("prepared already: CoLA (") and "CoLA train" not in said
+    prepare_glue(official, vocabulary, tmp_path / "bin")
+    assert capsys.readouterr().out.count("\n") == 1
+    prepare_glue(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"], overwrite=True)
     other = tmp_path / "other"
     other.mkdir()
     for name in ("sentencepiece.bpe.model", "dict.txt"):
@@ -171,25 +171,25 @@ def test_an_output_in_the_way_is_refused(vocabulary, tmp_path, capsys):
     with (other / "dict.txt").open("a") as file:
         file.write("more 1\n")
     with pytest.raises(ValueError, match=r"bin was prepared with another vocabulary \(dict.txt differs from that of"):
-        prepare(official, other, tmp_path / "bin", ["RTE"], overwrite=True)
+        prepare_glue(official, other, tmp_path / "bin", ["RTE"], overwrite=True)
 
 
 def test_the_official_files_are_never_replaced(vocabulary, tmp_path):
     official = official_folder(tmp_path / "official")
     content = (official / "RTE" / "train.tsv").read_bytes()
     with pytest.raises(ValueError, match="CoLA is not a prepared task: choose another output folder"):
-        prepare(official, vocabulary, official, overwrite=True)
+        prepare_glue(official, vocabulary, official, overwrite=True)
     assert (official / "RTE" / "train.tsv").read_bytes() == content and not (official / "dict.txt").exists()
 
 
 def test_missing_inputs_are_refused(vocabulary, tmp_path):
     with pytest.raises(ValueError, match="has none of the folders CoLA"):
-        prepare(tmp_path, vocabulary, tmp_path / "bin")
+        prepare_glue(tmp_path, vocabulary, tmp_path / "bin")
     write_lines(tmp_path / "CoLA" / "train.tsv", ROWS["CoLA"])
     with pytest.raises(ValueError, match=r"dev\.tsv is missing"):
-        prepare(tmp_path, vocabulary, tmp_path / "bin")
+        prepare_glue(tmp_path, vocabulary, tmp_path / "bin")
     with pytest.raises(ValueError, match="has no folder RTE"):
-        prepare(tmp_path, vocabulary, tmp_path / "bin", ["rte"])
+        prepare_glue(tmp_path, vocabulary, tmp_path / "bin", ["rte"])
     assert not (tmp_path / "bin" / "CoLA").exists()
 
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 from click.testing import CliRunner
-from helpers import official_folder
+from helpers import official_folder, prepare_glue
 
 import tupe
 from tupe.checkpoints.export import export
@@ -16,7 +16,6 @@ from tupe.checkpoints.gate import read_checkpoint
 from tupe.checkpoints.trained import read_model
 from tupe.cli import main
 from tupe.common.prepared import text_encoder
-from tupe.corpus import tasks
 from tupe.data.glue import check_glue, read_targets
 from tupe.data.splits import Split, read_symbols
 from tupe.run import checksums, record
@@ -31,7 +30,7 @@ def folders(vocabulary, pretrained, small, tmp_path_factory):
     """{name: folder} as this package writes them: prepared text, a task, runs of both engines, an export."""
     place = tmp_path_factory.mktemp("written")
     checksums.seal(shutil.copytree(vocabulary, place / "data"), DATA)
-    tasks.prepare(official_folder(place / "glue"), vocabulary, place / "glue-bin", ["RTE"])
+    prepare_glue(official_folder(place / "glue"), vocabulary, place / "glue-bin", ["RTE"])
     shutil.copytree(pretrained.parent, place / "fairseq")
     shutil.copytree(small, place / "torch")
     export(small, place / "export", vocabulary)

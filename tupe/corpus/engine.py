@@ -188,12 +188,7 @@ def _groups(inputs, shard_bytes):
 
 
 def prepare(
-    inputs: Sequence,
-    out: str | Path,
-    *,
-    workers: int | None = None,
-    scheduler: str | None = None,
-    **choices,
+    inputs: Sequence, out: str | Path, *, workers: int | None = None, scheduler: str | None = None, **choices
 ) -> dict:
     """Run all steps into the folder `out`, and return the manifest. choices: of `Choices`; `command` documents them.
     workers: processes, None for one per core; scheduler: the address of a Dask cluster instead.
@@ -250,12 +245,9 @@ def _prepare(inputs, out, choices, run):
 
     # Clean text as tokens, and what becomes of each document.
     texts = run.step("text", corpus.text_shard, {name: (path, normaliser) for name, path in shards.items()})
-    try:
-        (selected,) = run.step("select", corpus.select, {"all": (texts, choices.valid_fraction)})
-    except corpus.TooFew as error:
-        stats = Stats.load([*read_folders, *texts])
-        dropped = [f"{reason} ({n}, the first: {stats.examples[reason]:.60})" for reason, n in stats.dropped.items()]
-        raise ValueError(f"{error}; dropped: {'; '.join(dropped) or 'nothing'}") from None
+    stats = Stats.load([*read_folders, *texts])
+    dropped = [f"{reason} ({n}, the first: {stats.examples[reason]:.60})" for reason, n in stats.dropped.items()]
+    (selected,) = run.step("select", corpus.select, {"all": (texts, choices.valid_fraction, "; ".join(dropped))})
 
     # The vocabulary.
     sample = (texts, selected, choices.vocab_size, tokenizer)

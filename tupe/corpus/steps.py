@@ -48,10 +48,6 @@ SPLITS = {TRAIN: "train", VALID: "valid"}
 DOCUMENT = [("order", "V16"), ("shared", "V16"), ("tokens", np.int64), ("chars", np.int64)]
 
 
-class TooFew(ValueError):
-    """Training and validation need a document each."""
-
-
 # --------------------------------------------------------------------------------------------------------------- read
 
 
@@ -183,11 +179,6 @@ def text_shard(folder: Path, path: Path, normaliser: tuple) -> None:
     stats.save(folder)
 
 
-def _read_sources(shard):
-    """The source of each document of a shard of `text_shard`."""
-    return json.loads((shard / "sources.json").read_text())
-
-
 def read_tokens(path: str | Path) -> Iterator[list[list[str]]]:
     """The documents of a tokens.gz, each a list of sentences, which are lists of tokens."""
     sentences = []
@@ -245,10 +236,10 @@ def choose_sample(digests: np.ndarray, chars: np.ndarray, limit: int) -> np.ndar
     return chosen
 
 
-def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
+def select(folder: Path, shards: list[Path], valid_fraction: float, dropped: str) -> None:
     """Task: write to <shard>.npz what becomes of each document (`use`) and whether it trains SentencePiece (`sample`).
 
-    Raises TooFew if fewer than two documents are left.
+    Raises ValueError if fewer than two documents are left. dropped: what was dropped before, and why, for that.
     """
     tables = [np.load(shard / "docs.npz")["docs"] for shard in shards]
     docs = np.concatenate([np.zeros(0, DOCUMENT), *tables])
@@ -258,12 +249,13 @@ def select(folder: Path, shards: list[Path], valid_fraction: float) -> None:
         use[np.unique(shared, return_index=True)[1]] = TRAIN
     kept = np.flatnonzero(use == TRAIN)
     if len(kept) < 2:
-        raise TooFew(
+        raise ValueError(
             f"{len(kept) or 'no'} document is left, beside {len(use) - len(kept)} copies: training and validation need "
-            "one each (in .txt files, empty lines separate documents)"
+            f"one each (in .txt files, empty lines separate documents); dropped: {dropped or 'nothing'}"
         )
     number = {}  # of each source
-    sources = np.array([number.setdefault(name, len(number)) for shard in shards for name in _read_sources(shard)])
+    names = (name for shard in shards for name in json.loads((shard / "sources.json").read_text()))
+    sources = np.array([number.setdefault(name, len(number)) for name in names])
     use[kept[choose_valid(order[kept], docs["tokens"][kept], sources[kept], valid_fraction)]] = VALID
     train = np.flatnonzero(use == TRAIN)
     sample = np.zeros(len(docs), dtype=bool)
@@ -322,7 +314,8 @@ def encode_shard(folder: Path, shard: Path, selected: Path, model_path: Path) ->
     encode, eos, unk = _encoder(model_path)
     stats = Stats()
     ids, sizes = ({kind: array("i") for kind in SPLITS} for _ in range(2))
-    use, sources = np.load(selected / f"{shard.name}.npz")["use"].tolist(), _read_sources(shard)
+    use = np.load(selected / f"{shard.name}.npz")["use"].tolist()
+    sources = json.loads((shard / "sources.json").read_text())
     for kind, source, document in zip(use, sources, read_tokens(shard / "tokens.gz"), strict=True):
         lines = [] if kind == COPY else [line for sentence in document if (line := encode(sentence))]
         if not lines:  # it would be an empty line, which ends a document

@@ -133,41 +133,6 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
 # ---------------------------------------------------------------------------------------------------------------- GLUE
 
 
-def prepare(
-    source: str | Path,
-    vocabulary: str | Path,
-    output: str | Path,
-    tasks: Sequence = (),
-    workers: int | None = 1,
-    overwrite: bool = False,
-) -> None:
-    """Turn official GLUE files into data for fairseq's task `sentence_prediction` and for the task `glue`.
-
-    source: folder with one folder per task. vocabulary: folder of the pre-training data, for its encoder. output:
-    gets one folder per task (input0/, input1/, label/) and the encoder's files. tasks: names; if empty, all tasks that
-    `source` has, but for those that are prepared there, unless they are to be overwritten. workers: see
-    `prepared.encoding`. Raises ValueError for bad input, before anything is written, and if
-    the folder of a task that is named exists already; further as `prepared.encoding`.
-    """
-    check_name(output)
-    source, vocabulary, output = Path(source), folders_of(vocabulary)[0], Path(output)
-    names = [glue_name(name) for name in tasks] or [name for name in TASKS if (source / name).is_dir()]
-    if not names:
-        raise ValueError(f"{source} has none of the folders {', '.join(TASKS)}")
-    if not tasks and not overwrite:
-        names = [name for name in names if name not in tasks_in(output)]
-    for name in names:
-        if not (source / name).is_dir():
-            raise ValueError(f"{source} has no folder {name}")
-        check_replaced(output, name, overwrite)
-        for split, path in _files_of(name, source / name):
-            read_split(name, split, path)
-    with encoding(vocabulary, output, workers) as map_rows:
-        for name in names:
-            splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, source / name))
-            prepare_task(name, TASKS[name], splits, vocabulary, output, map_rows)
-
-
 def _files_of(name, source):
     """[(split, path)] of the official files of a task that are there. Raises ValueError if one of them is required."""
     files = [(split, source / file) for split, file in TASKS[name].files]
@@ -189,10 +154,28 @@ def _files_of(name, source):
 @options.jobs("The number of processes that encode text (default: one per core).")
 @click.option("--overwrite", is_flag=True, help="Replace tasks that were prepared before.")
 def glue_command(glue, data, output, tasks, jobs, overwrite):
-    """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data."""
-    if (there := tasks_in(output)) and not tasks and not overwrite:
+    """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data.
+
+    Each task gets a folder with input0, input1 and label, which fairseq's own task `sentence_prediction` reads too.
+    """
+    check_name(output)
+    vocabulary, there = folders_of(data)[0], tasks_in(output)
+    names = [glue_name(name) for name in tasks or ()] or [name for name in TASKS if (glue / name).is_dir()]
+    if not names:
+        raise ValueError(f"{glue} has none of the folders {', '.join(TASKS)}")
+    if there and not tasks and not overwrite:
         click.echo(f"prepared already: {', '.join(there)} (--overwrite makes them anew)")
-    prepare(glue, data, output, tasks or (), jobs, overwrite)
+        names = [name for name in names if name not in there]
+    for name in names:  # before anything is written
+        if not (glue / name).is_dir():
+            raise ValueError(f"{glue} has no folder {name}")
+        check_replaced(output, name, overwrite)
+        for split, path in _files_of(name, glue / name):
+            read_split(name, split, path)
+    with encoding(vocabulary, output, jobs) as map_rows:
+        for name in names:
+            splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, glue / name))
+            prepare_task(name, TASKS[name], splits, vocabulary, output, map_rows)
 
 
 # ------------------------------------------------------------------------------------------------- labels of one's own
