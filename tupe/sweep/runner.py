@@ -174,8 +174,7 @@ def result(job: Job, status: int, before: bytes | None) -> tuple:
     if is_new and run and run.state == "failed":
         reason = run.failure["reason"]
     else:
-        reason = f"exit status {status}" if status else "it ended before its run was finished"
-        reason = last_words(job) or reason if status else reason
+        reason = last_words(job) or f"exit status {status}" if status else "it ended before its run was finished"
         if is_new or not (run and run.started_at):  # else another run is in the folder, for example: it stays as it is
             record.note_failure(job.folder, reason, status)
     return "failed", f"FAILED ({reason}), see {job.log}"
