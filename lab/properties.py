@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from tupe.attention import Recorder
 from tupe.common import options
 from tupe.common.options import FILE, QuietCommand, seed
-from tupe.common.plotting import curves, grid, heat, legend, save, style
 from tupe.common.tables import TextTable
 from tupe.data.blocks import BOS, EOS
 from tupe.data.splits import Split
@@ -23,6 +22,8 @@ from tupe.evaluate.loading import HeldOut, load_model, models
 from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.positions import overrides
 from tupe.text import MASK, UNK, TextEncoder
+
+from .plotting import curves, grid, heat, legend, save, style
 
 words_option = click.option("--words", type=click.IntRange(1), default=300, show_default=True,
                             help="The number of random words; each makes a sequence.")  # fmt: skip

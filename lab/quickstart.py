@@ -11,7 +11,8 @@ from tupe.common.architectures import with_size
 from tupe.common.options import QuietCommand
 from tupe.common.tables import TextTable
 from tupe.data.splits import Split, prefixes_of
-from tupe.evaluate.figures import losses_of
+
+from .figures import losses_of
 
 MODELS = {"bert_a": "BERT-A", "tupe_r": "TUPE-R"}
 MARGIN = 0.3  # bits below the unigram entropy from which on something other than word frequencies was learned

@@ -23,11 +23,12 @@ from torch import nn
 
 from tupe.attention import NORMALISERS
 from tupe.common.options import FILE, Command, ListOf, QuietCommand
-from tupe.common.plotting import curves, heat, save
 from tupe.common.tables import TextTable
 from tupe.encoder import BLOCKS, Encoder
 from tupe.run.folder import write_atomically
 from tupe.schemes import SCHEMES
+
+from .plotting import curves, heat, save
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
 SAME = 1e-12  # features that differ less are equal: rounding makes 1e-14, positions at least 1e-7

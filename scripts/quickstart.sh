@@ -64,8 +64,8 @@ run tupe order "bert_a=$bert$last" "tupe_r=$tupe$last" --data "$out/data" --outp
   --sentences 200 --tokens 10000 > "$out/order.md"
 
 step "table and pictures"
-run tupe plot loss "TUPE-R tiny=$tupe" "BERT-A tiny=$bert" --output "$out/validation_loss"
-run tupe plot positions --checkpoint "$tupe$last" --data "$out/data" --output "$out/positions"
+run python -m lab plot loss "TUPE-R tiny=$tupe" "BERT-A tiny=$bert" --output "$out/validation_loss"
+run python -m lab plot positions --checkpoint "$tupe$last" --data "$out/data" --output "$out/positions"
 run python -m lab.quickstart "$out" > "$out/table.part" || status=$?
 [[ ${status:-0} =~ ^[02]$ ]] || exit "$status"  # it was ended: what has no table goes on
 mv "$out/table.part" "$out/table.md"; cat "$out/table.md"

@@ -20,13 +20,13 @@ from tupe.backends import BACKENDS
 from tupe.common import options
 from tupe.common.architectures import ARCHITECTURES
 from tupe.common.options import Command, ListOf
-from tupe.common.plotting import COLOURS, curves, save
 from tupe.encoder import BLOCKS, Encoder, init_bert
 from tupe.plugin.optim import AdamW
 from tupe.positions import Dims, Positions, overrides
 from tupe.run.record import command_line
 from tupe.schemes import SCHEMES
 
+from ..plotting import COLOURS, curves, save
 from .contenders import Contender, Setting, settings
 from .instrument import batches, compared, comparison, ratios, write
 from .machine import environment

@@ -37,7 +37,6 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
         "checkpoint swap": ("checkpoints.change:swap_command", "Exchange the position encoding of a trained model."),
     },
     "Look": {
-        "plot": ("evaluate.figures:command", "Draw trained encodings and losses."),
         "verify": ("cli.verify:command", "Compare the files of folders with their checksums."),
         "list models": ("cli.catalogue:list_models", "List architectures and their parameters."),
         "list schemes": ("cli.catalogue:list_schemes", "List position encodings with formula and paper."),

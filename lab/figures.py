@@ -1,4 +1,4 @@
-"""Figures of a trained encoding and of losses: the command `tupe plot`.
+"""Figures of a trained encoding and of losses: `python -m lab plot`.
 
 L sequence length ([CLS] and [SEP] included), H heads.
 """
@@ -10,14 +10,15 @@ import click
 import torch
 from matplotlib.figure import Figure
 
-from ..common import options
-from ..common.options import FILE, QuietCommand
-from ..common.plotting import curves, grid, heat, legend, save, style
-from ..run import record
-from .loading import labelled, load_model
+from tupe.common import options
+from tupe.common.options import FILE, QuietCommand
+from tupe.evaluate.loading import labelled, load_model
+from tupe.run import record
+
+from .plotting import curves, grid, heat, legend, save, style
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
-    from ..modeling_tupe import TupeForMaskedLM
+    from tupe.modeling_tupe import TupeForMaskedLM
 
 
 @torch.no_grad()
@@ -79,12 +80,7 @@ def write(figure: Figure, output: Path) -> None:
 output = click.option("--output", type=FILE, required=True, help="The file to write: .png (the default), .svg or .pdf.")
 
 
-@click.group()
-def command() -> None:
-    """Figures of trained encodings and of losses."""
-
-
-@command.command("positions", cls=QuietCommand)
+@click.command(cls=QuietCommand)
 @options.checkpoint("The checkpoint of a pre-training.")
 @options.data("The folder of dict.txt (default: that of the training).", required=False)
 @click.option("--layer", type=click.IntRange(1), default=1, show_default=True,
@@ -98,7 +94,7 @@ def draw_positions(checkpoint, data, layer, length, output):
     write(positional(positional_logits(model, length, layer - 1)), output)
 
 
-@command.command("loss", cls=QuietCommand)
+@click.command(cls=QuietCommand)
 @click.argument("sources", nargs=-1, required=True, metavar="[LABEL=]RUN ...")
 @output
 def draw_loss(sources, output):

@@ -8,14 +8,13 @@ from helpers import build_masked_lm, pretrain_arguments, train, write_data
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from tupe.cli import main
-from tupe.common import plotting
-from tupe.evaluate import figures
-from tupe.evaluate.figures import positional_logits
+from lab import figures, plotting
+from lab.__main__ import main
+from lab.figures import positional_logits
 from tupe.run.record import Record
 
 
-def tupe(*arguments):
+def lab(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
@@ -51,7 +50,7 @@ def texts_are_whole(monkeypatch):
 def test_figures_of_checkpoints(runs, tmp_path):
     path = tmp_path / "folder" / "positions.png"
     words = ["--checkpoint", runs[0]["tupe_a"], "--output", path.with_suffix("")]
-    result = tupe("plot", "positions", *words)
+    result = lab("plot", "positions", *words)
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(b"\x89PNG")
 
@@ -64,9 +63,9 @@ def test_the_layer_that_is_named_is_drawn(runs, monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure.axes[0].images[0].get_array()))
     for layer in (1, 2):
-        tupe("plot", "positions", f"--checkpoint={runs[0]['tupe_r']}", f"--layer={layer}", f"--output={tmp_path}/x")
+        lab("plot", "positions", f"--checkpoint={runs[0]['tupe_r']}", f"--layer={layer}", f"--output={tmp_path}/x")
     assert [values.min() > 500 for values in drawn] == [False, True]
-    other = tupe("plot", "positions", f"--checkpoint={runs[0]['tupe_r']}", f"--output={tmp_path}/y", "--layer=3")
+    other = lab("plot", "positions", f"--checkpoint={runs[0]['tupe_r']}", f"--output={tmp_path}/y", "--layer=3")
     assert other.exit_code == 2 and "unknown layer 3; valid, counted from 1: 1 to 2" in other.output
 
 
@@ -77,7 +76,7 @@ def test_loss_curves_of_runs(tmp_path, monkeypatch):
     entries = [{"num_updates": n, "split": split, "loss": 4.0} for n in (5, 10) for split in ("valid", "valid1")]
     run.mkdir()
     Record("masked_lm", "tupe_r", "", 1, 1e-4, {"max_update": 10}, ["valid", "valid1"], scores=entries).save(run)
-    result = tupe("plot", "loss", f"A={run}", "--output", tmp_path / "loss")
+    result = lab("plot", "loss", f"A={run}", "--output", tmp_path / "loss")
     assert result.exit_code == 0, result.output
     assert drawn == {"A": ([5, 10], [4.0, 4.0])}
     assert (tmp_path / "loss.png").stat().st_size > 1000
@@ -109,10 +108,10 @@ def test_no_losses_no_figure(tmp_path):
     entry = {"num_updates": 5, "split": "valid", "loss": 4.0, "accuracy": 70.0}
     finetuned = Record("RTE", "tupe_r", "", 1, 1e-4, {"max_epoch": 1}, ["valid"], scores=[entry], metrics=["accuracy"])
     finetuned.save(tmp_path / "folder")
-    result = tupe("plot", "loss", tmp_path / "folder", "--output", tmp_path / "none")
+    result = lab("plot", "loss", tmp_path / "folder", "--output", tmp_path / "none")
     assert result.exit_code == 2 and "valid: the folder of a pre-training" in result.output
     (tmp_path / "folder" / "record.json").unlink()
-    result = tupe("plot", "loss", tmp_path / "folder", "--output", tmp_path / "none")
+    result = lab("plot", "loss", tmp_path / "folder", "--output", tmp_path / "none")
     assert result.exit_code == 2 and "no validation losses" in result.output
     assert not (tmp_path / "none.png").exists()
 
@@ -128,6 +127,6 @@ def test_no_losses_no_figure(tmp_path):
     ],
 )
 def test_what_cannot_be_drawn_is_named(runs, tmp_path, arguments, message):
-    result = tupe("plot", *(word.format(**runs[0]) for word in arguments), "--output", tmp_path / "x")
+    result = lab("plot", *(word.format(**runs[0]) for word in arguments), "--output", tmp_path / "x")
     assert result.exit_code == 2 and message in result.output
     assert not list(tmp_path.iterdir())

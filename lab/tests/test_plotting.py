@@ -4,7 +4,7 @@ import matplotlib.colors
 import numpy as np
 import pytest
 
-from tupe.common import plotting
+from lab import plotting
 
 
 def test_figures_are_readable_in_grey():
