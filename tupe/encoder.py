@@ -26,7 +26,7 @@ from .packing import NO_PADDING, Packing, Selection
 from .positions import Dims, LayerContext, Positions, autocast_device
 from .schemes import Table
 from .token_positions import TokenPositions, draw_positions
-from .tracing import is_traced
+from .tracing import allow_graphs, is_traced
 
 __all__ = [
     "Encoder", "ModelConfig", "names_in", "BLOCK_DEFAULTS", "LMHead", "ClassificationHead", "of_cls",
@@ -247,7 +247,7 @@ class Stack(nn.Module):
         what is read, and under DDP gradients are exchanged as the layers yield them. Each shape has code of its own, so
         lengths become multiples of `LENGTH_STEP`, and padding is computed too."""
         self.compiled = True
-        torch._dynamo.config.recompile_limit = MOST_GRAPHS  # PyTorch's own is 8
+        allow_graphs(MOST_GRAPHS)
         for layer in self.layers:
             layer.compile(dynamic=False, **options)
 

@@ -17,3 +17,9 @@ def is_transformed() -> bool:
 def is_exported() -> bool:
     """Whether code is traced for another engine, which has to be right at every length."""
     return torch.jit.is_tracing() or getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()
+
+
+def allow_graphs(most: int) -> None:
+    """torch.compile may make so many graphs of a function: PyTorch's own limit is 8."""
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(most, limits.recompile_limit)

@@ -48,8 +48,9 @@ def test_every_reader_has_the_same_symbols(folder):
 
 def test_minimal_pairs_and_order(folder, tmp_path):
     """Words are those of the tokeniser; both commands give what the model gives."""
-    pairs = "Painted in town nobody the river again.\nNobody in town painted the river again.\nA dog.\nA cat.\n"
-    (tmp_path / "pairs.txt").write_text(pairs)
+    bad, good = "Painted in town nobody the river again.", "Nobody in town painted the river again."
+    pairs = [{"sentence_good": good, "sentence_bad": bad}, {"sentence_good": "A cat.", "sentence_bad": "A dog."}]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     checkpoint, text = folder / "ck" / "checkpoint_last.pt", TextEncoder(folder / "data")
 
     def run(*words):
@@ -57,9 +58,8 @@ def test_minimal_pairs_and_order(folder, tmp_path):
         assert done.exit_code == 0, done.output
         return done
 
-    assert "accuracy" in run("minimal-pairs", checkpoint, "--pairs", tmp_path / "pairs.txt").output
+    assert "accuracy" in run("minimal-pairs", checkpoint, "--pairs", tmp_path / "pairs.jsonl").output
     scores = list(csv.DictReader((tmp_path / "minimal-pairs" / "pairs.csv").open()))
-    bad, good, *_ = pairs.split("\n")
     model = read_model(checkpoint).model().eval()
     single = []
     for sentence in (good, bad):

@@ -16,7 +16,7 @@ import click
 from .. import config
 from ..common import console, options
 from ..common.options import CONFIGS, Command, did_you_mean, task_key
-from ..common.prepared import tasks_in
+from ..common.prepared import check_name, tasks_in
 from ..common.recipes import Settings, read
 from ..config import FINETUNE, PRETRAIN
 from ..names import schemes_in, unknown_scheme
@@ -165,6 +165,7 @@ def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
 
     folders = folders_of(data)
     for folder in folders:
+        check_name(folder)
         types = len(read_symbols(folder))
     validated = () if settings["disable_validation"] else settings["valid_subset"].split(",")
     names = (settings["train_subset"], *validated)

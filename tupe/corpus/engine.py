@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from ..common import options
-from ..common.options import Command
+from ..common.options import Command, shorten
 from ..common.prepared import check_name
 from ..normaliser import SENTENCES
 from ..run import processes
@@ -246,7 +246,7 @@ def _prepare(inputs, out, choices, run):
     # Clean text as tokens, and what becomes of each document.
     texts = run.step("text", corpus.text_shard, {name: (path, normaliser) for name, path in shards.items()})
     stats = Stats.load([*read_folders, *texts])
-    dropped = [f"{reason} ({n}, the first: {stats.examples[reason]:.60})" for reason, n in stats.dropped.items()]
+    dropped = [f"{reason} ({n}, the first: {shorten(stats.examples[reason])})" for reason, n in stats.dropped.items()]
     (selected,) = run.step("select", corpus.select, {"all": (texts, choices.valid_fraction, "; ".join(dropped))})
 
     # The vocabulary.
