@@ -19,7 +19,6 @@ WRITERS = {
     "minimal-pairs": ["{pretrained}", "--data={data}", "--pairs={source}/pairs.jsonl", "--output={out}"],
     "order": ["{pretrained}", "--data={data}", "--tokens=100", "--sentences=2", "--output={out}"],
     "extrapolate": ["{pretrained}", "--data={data}", "--lengths=20,40", "--windows=2", "--output={out}"],
-    "plot positions": ["--checkpoint={pretrained}", "--data={data}", "--output={out}/a.svg"],
     "pretrain": ["--data={data}", "--output={out}", "--arch=bert_a_tiny", "--recipe=pretrain_small", "--gpus=0",
                  "--max-update=1", "--tokens-per-sample=20", "--num-workers=0", "--allocator=none"],
     "finetune": ["--task=CoLA", "--data={learnable}", "--checkpoint={pretrained}", "--output={out}", "--gpus=0",
@@ -39,7 +38,7 @@ def source(tmp_path_factory):
 
 FULL, READ_ONLY = "the disk is full", "Read-only file system"
 # A full disk shows what is half-written; on one that is read-only nothing is begun, which a command of each kind tries.
-SOME = ["checkpoint average", "checkpoint export", "prepare corpus", "prepare glue", "minimal-pairs", "plot positions"]
+SOME = ["checkpoint average", "checkpoint export", "prepare corpus", "prepare glue", "minimal-pairs"]
 SOME += ["pretrain"]
 
 

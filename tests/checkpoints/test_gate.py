@@ -451,7 +451,6 @@ COMMANDS = {  # every command that reads a checkpoint -> its words
     "checkpoint export": "--checkpoint={path} --data={data} --output={out}",
     "checkpoint stretch": "--checkpoint={path} --length=40 --output={out}",
     "checkpoint swap": "--checkpoint={path} --position=t5 --data={data} --output={out}",
-    "plot positions": "--checkpoint={path} --data={data} --output={out}",
 }
 
 

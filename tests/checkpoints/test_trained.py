@@ -84,7 +84,6 @@ def test_no_command_needs_fairseq(pretrained, folder, vocabulary, tmp_path):
         commands += [
             ["order", path, "--sentences=4", "--tokens=200", f"--output={out}/order", f"--data={vocabulary}"],
             ["minimal-pairs", path, f"--pairs={pairs}", f"--output={out}/pairs"],
-            ["plot", "positions", model, f"--output={out}/positions.png"],
             ["checkpoint", "average", path, path, f"--output={out}/mean"],
             ["checkpoint", "stretch", model, "--length=40", f"--output={out}/stretched"],
             ["checkpoint", "swap", model, "--position=alibi", f"--output={out}/swapped"],

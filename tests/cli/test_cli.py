@@ -102,11 +102,11 @@ def test_nearest():
 
 @pytest.mark.thorough
 def test_what_libraries_log_for_themselves_is_not_shown(pretrained, vocabulary, tmp_path):
-    """A module of fairseq's sets the root logger to DEBUG, and Hydra then tells of every configuration, matplotlib of
-    every font. Two commands in one process, of which the second looks at a checkpoint of fairseq's."""
+    """A module of fairseq's sets the root logger to DEBUG, and Hydra then tells of every configuration. Two commands
+    in one process, of which the second looks at a checkpoint of fairseq's."""
     commands = [
         ["checkpoint", "export", f"--checkpoint={PLUGIN.parent}/models/bert_a_mini", "--no-code"],
-        ["plot", "positions", f"--checkpoint={pretrained}", f"--data={vocabulary}", f"--output={tmp_path / 'y'}"],
+        ["checkpoint", "export", f"--checkpoint={pretrained}", f"--data={vocabulary}", f"--output={tmp_path / 'y'}"],
     ]
     commands[0].append(f"--output={tmp_path / 'x'}")
     code = f"from tupe.cli import main\nfor words in {commands}:\n"
