@@ -4,8 +4,6 @@ import cProfile
 import hashlib
 import math
 import pstats
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -159,18 +157,6 @@ def test_choices_are_what_the_model_has():
     }  # fmt: skip
     listed = {option.name: option.metadata["choices"] for option in fields(ModelConfig)}
     assert {name: listed[name] for name in has} == {name: tuple(words) for name, words in has.items()}
-
-
-@pytest.mark.thorough  # mypy reads torch's types
-def test_mypy_checks_the_options(tmp_path):
-    right, *wrong = "width=16, dropout=0, cls='tied'", "wdith=16", "width='16'"
-    calls = [f"Encoder(20, 1, {options})" for options in (right, *wrong)]
-    (tmp_path / "mine.py").write_text("\n".join(["from tupe.encoder import Encoder", *calls]))
-    mypy = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", tmp_path / "mine.py"]
-    done = subprocess.run(mypy, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if "error: " in line]
-    assert [line.split(":")[1] for line in lines] == ["3", "4"], done.stdout + done.stderr
-    assert 'did you mean "width"' in lines[0] and 'expected "int"' in lines[1]
 
 
 @pytest.mark.parametrize("normaliser", NORMALISERS)
