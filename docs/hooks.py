@@ -2,11 +2,14 @@
 
 import inspect
 import re
+import struct
+from pathlib import Path
 
+import click
 from click.testing import CliRunner
 from mkdocs.structure.pages import Page
 
-from tupe import schemes_absolute, schemes_bias, schemes_content, schemes_rotation
+from tupe import cli, schemes_absolute, schemes_bias, schemes_content, schemes_rotation
 from tupe.cli.catalogue import card, list_schemes
 from tupe.plugin import patches
 from tupe.schemes import SCHEMES
@@ -37,3 +40,30 @@ PRINTED = {
 def on_page_markdown(markdown: str, page: Page, **more) -> str:
     """Put the output in place of a line "<!-- NAME: how to print it without the site -->"."""
     return re.sub(r"^<!-- ([\w ]+): .* -->$", lambda line: PRINTED[line[1]](), markdown, flags=re.MULTILINE)
+
+
+def on_pre_build(config: object) -> None:
+    """mkdocs-click takes a command's heading from its own name, which is that of its function."""
+    for words in cli.COMMANDS:
+        *group, name = words.split()
+        parent = cli.Lazy(f"{group[0]} ") if group else cli.main
+        command = parent.get_command(click.Context(parent), name)
+        assert command
+        command.name = name
+
+
+def on_page_content(html: str, page: Page, **more) -> str:
+    """Mend what extensions leave: a bar in code of a table keeps its backslash; examples of a command's help are one
+    paragraph, and no default has a name of click's own. A large picture says half its width, for narrow screens."""
+    html = re.sub(r"<td>.*?</td>", lambda cell: cell[0].replace(r"\|", "|"), html)
+    if page.file.src_uri == "commands.md":
+        html = html.replace("<code>Sentinel.UNSET</code>", "")
+        block = r'<div class="highlight"><pre><code>\1</code></pre></div>'
+        html = re.sub(r"<p>(tupe .*?)</p>", block, html, flags=re.DOTALL)
+
+    def sized(image: re.Match) -> str:
+        file = Path(page.file.abs_src_path).parent / image[1]
+        width = struct.unpack(">I", file.read_bytes()[16:20])[0]
+        return f'{image[0]} style="--half: {width // 2}px"' if width > 1000 else image[0]
+
+    return re.sub(r'<img (?:alt="[^"]*" )?src="([^":]+\.png)"', sized, html)
