@@ -100,9 +100,10 @@ def start(network, data, folder, logs, *more):
     return {host: network.start(host, [*words, f"--node-rank={rank}"], logs / host) for rank, host in enumerate(HOSTS)}
 
 
-def wait_for_update(number, processes, logs):
-    while not any(f"num_updates={n}," in (logs / "alpha").read_text() for n in range(number, number + 10)):
-        assert processes["alpha"].poll() is None, (logs / "alpha").read_text()[-3000:]
+def wait_for_update(number, processes, run):
+    log = run / "train.log"
+    while not (log.is_file() and any(f"num_updates={n}," in log.read_text() for n in range(number, number + 10))):
+        assert processes["alpha"].poll() is None, log.read_text()[-3000:]
         time.sleep(0.1)
 
 
@@ -132,7 +133,7 @@ def test_one_host_is_killed_and_later_the_link_is_cut(network, data, whole, tmp_
     and so does one process with twice the accumulation."""
     run, logs = tmp_path / "run", tmp_path / "logs"
     processes = start(network, data, run, logs)
-    wait_for_update(10, processes, logs)
+    wait_for_update(10, processes, run)
     network.kill("beta")
     began = time.monotonic()
     assert processes["alpha"].wait() not in (0, None) and time.monotonic() - began < TIMEOUT + 60
@@ -146,7 +147,7 @@ def test_one_host_is_killed_and_later_the_link_is_cut(network, data, whole, tmp_
         torch.testing.assert_close(weights(on_one)[key], value, rtol=1e-3, atol=1e-4)
 
     processes = start(network, data, run, logs)
-    wait_for_update(30, processes, logs)
+    wait_for_update(30, processes, run)
     network.link("beta", "down")
     time.sleep(20)
     network.link("beta", "up")
@@ -158,7 +159,7 @@ def test_one_host_loses_its_power(network, data, tmp_path):
     """Nothing tells the other host: it ends after the time that was asked for."""
     run, logs = tmp_path / "run", tmp_path / "logs"
     processes = start(network, data, run, logs)
-    wait_for_update(10, processes, logs)
+    wait_for_update(10, processes, run)
     network.link("beta", "down")
     network.kill("beta")
     assert processes["alpha"].wait() == STALLED and state_of(run) == "failed"
