@@ -54,8 +54,14 @@ def on_pre_build(config: object) -> None:
 
 def on_page_content(html: str, page: Page, **more) -> str:
     """Mend what extensions leave: a bar in code of a table keeps its backslash; examples of a command's help are one
-    paragraph, and no default has a name of click's own. A large picture says half its width, for narrow screens."""
-    html = re.sub(r"<td>.*?</td>", lambda cell: cell[0].replace(r"\|", "|"), html)
+    paragraph, and no default has a name of click's own. For narrow screens, a large picture says half its width, and
+    a cell of a table that its text is long."""
+
+    def cell(found: re.Match) -> str:
+        kind = ' class="long"' if len(re.sub(r"<.*?>", "", found[2])) > 45 else ""
+        return f"<td{kind}{found[1]}>{found[2]}</td>".replace(r"\|", "|")
+
+    html = re.sub(r"<td([^>]*)>(.*?)</td>", cell, html)
     if page.file.src_uri == "commands.md":
         html = html.replace("<code>Sentinel.UNSET</code>", "")
         block = r'<div class="highlight"><pre><code>\1</code></pre></div>'
