@@ -117,11 +117,13 @@ class HalfCopy:
         self.pairs = list(zip(self.trained.parameters(), computing.parameters(), strict=True))
 
     def take_gradients(self) -> None:
-        """From half precision to the copies, a kernel for all of them."""
-        pairs = [(weight, half.grad) for weight, half in self.pairs if half.grad is not None]
+        """Move them from half precision to the copies, by a kernel for all of them."""
+        pairs = [(weight, half) for weight, half in self.pairs if half.grad is not None]
         for weight, _ in pairs:
             weight.grad = torch.empty_like(weight)
-        torch._foreach_copy_([weight.grad for weight, _ in pairs], [gradient for _, gradient in pairs])
+        torch._foreach_copy_([weight.grad for weight, _ in pairs], [half.grad for _, half in pairs])
+        for _, half in pairs:
+            half.grad = None
 
     @torch.no_grad()
     def give_weights(self) -> None:
@@ -261,7 +263,6 @@ class Loop:
         if self.half_copy:
             self.half_copy.give_weights()
         self.optimizer.zero_grad()
-        self.wrapped.zero_grad()
         self.done += 1
         self.norm, self.rate = norm, rate
 
