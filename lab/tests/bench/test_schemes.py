@@ -101,6 +101,6 @@ def test_command(tmp_path):
     assert rows[1]["parameters"] == 16 * 128 and "| shaw | 8,256 | " in result.stdout
     assert len(out.with_suffix(".png").read_bytes()) > 1000
     result = CliRunner().invoke(cost.command, ["--lengths=0", *words[:2], *words[3:]])
-    assert result.exit_code == 2 and "0 is too small; valid: 1 or more" in result.output
+    assert result.exit_code == 2 and "0 is not in the range x>=1" in result.output
     result = CliRunner().invoke(cost.command, [*words, "--positions=tupe_x"])
     assert result.exit_code == 2 and "tupe_x" in result.output
