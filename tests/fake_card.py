@@ -1,7 +1,7 @@
 """What inductor makes of a training step for an H100, on a machine without one: counted, not run.
 
-`test_compiled_step.py` runs this file, with fake_cuda.cpp compiled to argv[1], in a process of its own. Prints, as
-JSON, how often each graph of Dynamo's ran, its fused kernels and their bytes.
+`test_compiled_step.py` runs this file, with fake_cuda.cpp compiled to argv[1], in a process of its own. argv[2] is the
+position encoding, argv[3] the number of tokens that are padding. Prints, as JSON, how often each graph of Dynamo's ran, its fused kernels and their bytes.
 """
 
 import contextlib
@@ -144,10 +144,10 @@ def to_card(model: nn.Module, mode: FakeTensorMode) -> None:
                     table[name] = nn.Parameter(fake) if isinstance(x, nn.Parameter) else fake
 
 
-def main() -> None:
-    """A step of TUPE-R of base size on 32 x 512 tokens, in bf16 autocast, of which 2,458 are predicted."""
+def main(position: str, padding: int) -> None:
+    """A step of base size on 32 x 512 tokens, in bf16 autocast, of which 2,458 are predicted."""
     batch, length, masked, made = 32, 512, 2458, []
-    options = {"position": "untied+t5", "cls": "untied", "attention": "sdpa", "max_positions": length}
+    options = {"position": position, "cls": "auto", "attention": "sdpa", "max_positions": length}
     encoder, head = Encoder(32768, 1, **options).train(), LMHead(768, 32768).train()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     to_card(encoder, mode), to_card(head, mode)
@@ -163,7 +163,7 @@ def main() -> None:
         indices, targets = (torch.zeros(masked, dtype=torch.long, device="cuda") for _ in range(2))
         with torch.autocast("cuda", torch.bfloat16):
             indices, targets = encoder.pad_outputs(indices, targets)
-            x, _ = encoder(tokens, num_tokens=tokens.numel(), output_indices=indices)
+            x, _ = encoder(tokens, num_tokens=tokens.numel() - padding, output_indices=indices)
             loss = head(x, encoder.tokens.weight, targets)
         loss.backward()
     print(json.dumps(made), flush=True)
@@ -171,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[2], int(sys.argv[3]))

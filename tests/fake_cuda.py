@@ -2,10 +2,12 @@
 without a GPU. `test_gpu.py` runs this file, with fake_cuda.cpp compiled to argv[1], in a process of its own.
 
 Prints a JSON object of {case: [what a GPU would refuse, wait for or compute slowly]}, one of {mutant: [the same of
-one case with this mistake]}, and one of {step: [bytes that `python -m lab bench memory` counts, bytes of the tensors]}.
+one case with this mistake]}, one of {step: [bytes that `python -m lab bench memory` counts, bytes of the tensors]}, and
+a list of (position, length, tokens of padding, what `flash` returns).
 """
 
 import ctypes
+import itertools
 import json
 import os
 import sys
@@ -31,6 +33,7 @@ from tupe.positions import CLS, SCHEMES  # noqa: E402
 
 torch.cuda.amp.common.amp_definitely_not_available = lambda: False  # else autocast("cuda") switches itself off
 torch.cuda.is_bf16_supported = lambda *options: True
+torch.cuda.get_device_capability = lambda device: (9, 0)
 aten = torch.ops.aten
 WAITS = {
     aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.masked_select.default,
@@ -128,6 +131,35 @@ def faults(options, precision="fp16", length=40, padded=True):
         F.scaled_dot_product_attention = original
 
 
+class Flash(TorchDispatchMode):
+    """Counts the calls of flash attention, forward and backward, and notes the largest tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.largest = {"forward": 0, "backward": 0}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), options=None):
+        out = function(*args, **(options or {}))
+        for which in self.calls:
+            self.calls[which] += function is getattr(aten, f"_flash_attention_{which}").default
+        self.largest = max([self.largest, *(x.numel() for x in tree_leaves(out) if isinstance(x, Tensor))])
+        return out
+
+
+def flash(position, length, padded):
+    """[calls of flash attention on spans, forward and backward, elements of the largest tensor per token] of a training
+    step of three layers."""
+    sizes = {"layers": 3, "width": 64, "heads": 4, "ffn": 128, "max_positions": length}
+    model, mode, counted = Encoder(100, 1, position=position, **sizes).train(), FakeTensorMode(), Flash()
+    to_fake_gpu([model], mode, torch.float16)
+    original, F.scaled_dot_product_attention = F.scaled_dot_product_attention, Kernels()
+    with mode, counted:
+        tokens = torch.full((2, length), 5, device="cuda")
+        model(tokens, num_tokens=tokens.numel() - padded)[0].sum().backward()
+    F.scaled_dot_product_attention = original
+    return [*counted.calls.values(), counted.largest / tokens.numel()]
+
+
 def takes(position, cls):
     try:
         return bool(Encoder(9, 1, layers=1, width=8, heads=2, ffn=8, position=position, cls=cls))
@@ -183,7 +215,7 @@ def offsets_on_the_host(self):
     return torch.arange(1 - self.span, self.span)
 
 
-def of_counted(cls, mask, count):
+def of_counted(cls, mask, count, on_the_right):
     return cls(mask) if int(mask.sum()) < mask.numel() else packing.NO_PADDING
 
 
@@ -234,5 +266,7 @@ if __name__ == "__main__":
     sizes = {" ".join(map(str, step)): step_bytes(*step) for step in steps() if EVERY}
     windows.CHUNK = 8  # so that windows pay in short sequences
     found = {name: faults(*case) for name, *case in cases()}
-    print(json.dumps([found, {name: faults_of(*mutant) for name, mutant in MUTANTS.items()}, sizes]), flush=True)
+    positions, lengths = ("rope", "rope+window", "t5"), (2048, 8192)
+    long = [(*case, flash(*case)) for case in itertools.product(positions, lengths, (0, 1000))]
+    print(json.dumps([found, {name: faults_of(*mutant) for name, mutant in MUTANTS.items()}, sizes, long]), flush=True)
     os._exit(0)  # autograd's thread of a device that is none would abort the process

@@ -491,7 +491,7 @@ def never_pack(monkeypatch):
     """Compute on padding too, from now on."""
     from tupe.packing import Packing
 
-    monkeypatch.setattr(Packing, "of", lambda real, count: Packing(real))
+    monkeypatch.setattr(Packing, "of", lambda real, *count: Packing(real))
 
 
 def attention_weights(encoder, tokens):

@@ -10,12 +10,13 @@ from helpers import allocations, never_pack
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tupe import backend_cpu, cpu, losses, windows
-from tupe.attention import NORMALISERS, Batch
+from tupe import backend_cpu, backend_sdpa, cpu, losses, windows
+from tupe.attention import NORMALISERS, Batch, Plain
+from tupe.backend_sdpa import Sdpa
 from tupe.backends import BACKENDS, choose
 from tupe.encoder import BLOCKS, Encoder, LMHead, of_cls
-from tupe.packing import NO_PADDING
-from tupe.positions import Dims, Positions, overrides
+from tupe.packing import NO_PADDING, Packing
+from tupe.positions import Dims, LayerContext, Positions, overrides
 from tupe.schemes import SCHEMES
 from tupe.token_positions import TokenPositions
 
@@ -31,10 +32,8 @@ PATHS_ON = [("plain", "cpu"), *([("plain", "cuda")] if HAS_GPU else []), *FAST_O
 def encoder(position="untied+t5", cls=None, **options):
     torch.manual_seed(1)
     cls = cls or ("untied" if "untied" in position else "tied")
-    settings = {"dropout": 0.0, "attention_dropout": 0.0, **options}
-    model = Encoder(
-        V, PAD, layers=N, width=C, ffn=2 * C, heads=H, max_positions=MAX, position=position, cls=cls, **settings
-    )
+    settings = {"layers": N, "dropout": 0.0, "attention_dropout": 0.0, **options}
+    model = Encoder(V, PAD, width=C, ffn=2 * C, heads=H, max_positions=MAX, position=position, cls=cls, **settings)
     for p in model.parameters():  # far from 0, so that no term is too small to be seen
         p.data += 0.2 * torch.randn_like(p)
     return model
@@ -259,6 +258,88 @@ def test_windows_save_work(path, position, cls, monkeypatch):
             encoder(name, attention="blocked")(batch())[0].sum().backward()
         whole[name] = [shape for _, shape in sizes.large if shape[-2:] == (MAX, MAX)]
     assert whole["nopos"] and not whole["window:size:8:every:0"]
+
+
+def flash_in_plain(q, k, v, bounds, longest, reach, scale, dropout):
+    """What flash attention computes in each of the spans of [T, H, D]."""
+    assert bounds.dtype == torch.int32 and bounds[-1] == len(q) and q.size(-1) % 8 == 0 and dropout == 0
+    outs = []
+    for first, last in itertools.pairwise(bounds.tolist()):
+        assert last - first <= longest
+        index, (queries, keys, values) = torch.arange(last - first), (x[first:last].transpose(0, 1) for x in (q, k, v))
+        far = (index - index[:, None]).abs() > (longest if reach is None else reach)
+        weights = torch.softmax((queries @ keys.mT * scale).masked_fill(far, -torch.inf), dim=-1)
+        outs.append((weights @ values).transpose(0, 1))
+    return torch.cat(outs)
+
+
+@pytest.fixture
+def flash(monkeypatch):
+    """The arguments of all calls of flash attention, which is there from now on, as on a GPU."""
+    calls, pack = [], Packing.of
+
+    def noted(q, k, v, bounds, longest, reach, *rest):
+        calls.append((bounds.tolist(), longest, reach))
+        return flash_in_plain(q, k, v, bounds, longest, reach, *rest)
+
+    monkeypatch.setattr(backend_sdpa, "has_flash", lambda device, dtype: True)
+    monkeypatch.setattr(backend_sdpa, "flash", noted)
+    monkeypatch.setattr(Packing, "of", lambda mask, count, on_the_right: pack(mask, count, True))
+    return calls
+
+
+WITHOUT_BIAS = [
+    *[(name, cls, ()) for name, cls in SOFTMAX if "window" in name and cls == "tied"],
+    *[(name, cls, (0, 5, 38)) for name, cls in SOFTMAX if cls == "tied"],
+]
+
+
+@pytest.mark.parametrize("position, cls, padding", WITHOUT_BIAS)
+def test_flash_attention_computes_padding_and_windows(position, cls, padding, flash):
+    """Of every encoding without a bias: in each layer whose tokens do not see all."""
+    ours = encoder(position, cls, attention="sdpa")
+    assert_same(outcome(ours, batch(39, padding)), plain_outcome(position, cls, 39, padding), 1e-5)
+    reaches = [ours.positions.reach(LayerContext(n, TokenPositions(39))) for n in range(N)]
+    expected = [] if ours.positions.has_bias() else [reach for reach in reaches if padding or reach is not None]
+    assert [reach for _, _, reach in flash] == expected
+    for bounds, longest, _ in flash:
+        assert longest == 39 and bounds == ([0, 39, 39, 73, 78, 79, 117] if padding else [0, 39, 78, 117])
+
+
+def test_flash_attention_does_not_take_what_it_would_get_wrong(flash, monkeypatch):
+    """[CLS] that sees beyond a window, positions that are not neighbours, padding before tokens, heads too wide."""
+    padded = batch(28, padding=(0, 3))
+    for options in ({"position": "window:size:8", "cls": "untied"}, {"position": "window:size:8", "places": "random"}):
+        encoder(**options, attention="sdpa").train()(padded)
+        assert {reach for _, _, reach in flash} <= {None}  # of the layer without a window
+        flash.clear()
+    real = padded.ne(PAD)
+    whole, q = Batch(TokenPositions(28), torch.float32, H, Packing(real, on_the_right=True)), torch.randn(3, H, 28, 264)
+    ours, plain = (
+        way.mix(q, q, q, None, way.prepare(None, None, None, whole), 0.1, 0.0)[0] for way in (Sdpa(), Plain())
+    )
+    torch.testing.assert_close(ours.transpose(1, 2)[real], plain.transpose(1, 2)[real])
+    assert not flash
+    monkeypatch.setattr(Packing, "of", lambda mask, count, on_the_right: Packing(mask))
+    encoder("rope", attention="sdpa")(padded.flip(1))
+    assert not flash
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("position", ["rope", "rope_values", "rope:local:True+window:size:8", "shaw", "absolute_d"])
+def test_compiled_layers_of_a_kind_share_their_code(position):
+    """The first and the last one are two kinds, unless a scheme tells layers apart by their number."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    ours, plain = (encoder(position, layers=4, attention="plain") for _ in range(2))
+    ours.compile(backend="eager")
+    outcomes = []
+    for model in (ours, plain):
+        x, _ = model(batch(), output_indices=torch.arange(7))
+        x.square().sum().backward()
+        outcomes.append((x.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
+    assert_same(*outcomes, 1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (4 if "local" in position else 2)
 
 
 @pytest.mark.parametrize("path, device", FAST_ON)

@@ -268,22 +268,25 @@ class Stack(nn.Module):
         return self.positions.token_positions(tokens.size(1), tokens.device)
 
     def packing(self, tokens: Tensor, num_tokens: int | None = None) -> Packing:
-        """Where the tokens of [B, L] are. num_tokens: how many are not padding; without it the encoder counts, and
-        waits for the GPU. On a CPU it always counts, and raises ValueError for a wrong number, which would make padding
-        of tokens."""
+        """Where the tokens of [B, L] are. num_tokens: how many are not padding, all of which stands on the right;
+        without it the encoder counts, and waits for the GPU. On a CPU it always counts, and raises ValueError for a
+        wrong number, which would make padding of tokens."""
         on_cpu, traced = tokens.device.type == "cpu", is_traced()
         if num_tokens == tokens.numel() and not on_cpu:
             return NO_PADDING
         mask = tokens.ne(self.pad)
         has_values = on_cpu and type(mask) is Tensor  # fake tensors have none
-        if not traced and (num_tokens is None or has_values):  # compiled code does without
-            counted = int((mask.numpy() if has_values else mask).sum())
+        holes = on_cpu  # whether there may be padding before tokens: only a GPU's kernel asks
+        if has_values and not traced:
+            counted = int(mask.numpy().sum())
             if num_tokens not in (None, counted):
                 raise ValueError(f"num_tokens={num_tokens}: the batch has {counted} tokens beside padding")
             num_tokens = counted
+        elif num_tokens is None and not traced:  # compiled code does without
+            num_tokens, holes = torch.stack([mask.sum(), (mask[:, 1:] > mask[:, :-1]).sum()]).tolist()
         if self.compiled:  # for one shape, and every batch has another T
-            return NO_PADDING if num_tokens == tokens.numel() else Packing(mask)
-        return Packing.of(mask, num_tokens or 0)
+            return NO_PADDING if num_tokens == tokens.numel() else Packing(mask, on_the_right=not holes)
+        return Packing.of(mask, num_tokens or 0, not holes)
 
     def transform(
         self, x: Tensor, token_positions: TokenPositions, packing: Packing, return_all_hiddens: bool = False,
@@ -338,7 +341,8 @@ class Stack(nn.Module):
         prepared: dict[tuple[int, int | None], Any] = {}
         inputs: list[LayerInputs] = []
         hooks = ("content", "rotate", "value", "unrotate")  # that are told the number of their layer
-        counts = not self.compiled or any(self.positions.having[hook] for hook in hooks)  # else layers share a graph
+        schemes = [scheme for hook in hooks for scheme in self.positions.of_layer(0, hook)]
+        counts = not self.compiled or self.positions.per_layer or any(scheme.numbered for scheme in schemes)
         for index in range(len(self.layers)):
             own = index if self.positions.per_layer else 0
             reach = self.positions.reach(LayerContext(index, token_positions))

@@ -24,9 +24,10 @@ class Packing(NamedTuple):
     indices: Tensor | None = None  # [T], of each row of x, into the flattened batch [B L]; None: x is [B, L, C]
     rows: Tensor | None = None  # [B L], the row of x of each token, T at padding
     lengths: list[int] | None = None  # of `longest_first`: tokens of each sequence
+    on_the_right: bool = False  # whether padding is known to stand behind each sequence's tokens
 
     @classmethod
-    def of(cls, mask: Tensor, count: int) -> "Packing":
+    def of(cls, mask: Tensor, count: int, on_the_right: bool = False) -> "Packing":
         """mask: [B, L], False at padding; count: how many entries are True, so that a GPU need not be asked."""
         # Compiled code is made for one shape, and every batch has another T; only the tests below would be a new one.
         if is_traced():
@@ -34,9 +35,9 @@ class Packing(NamedTuple):
         if count == mask.numel():
             return NO_PADDING
         if (size := max(1, rounded_up(count))) >= mask.numel():  # one row at least, for `select`
-            return cls(mask)
+            return cls(mask, on_the_right=on_the_right)
         indices = mask.logical_not().flatten().byte().argsort(stable=True)[:size]  # padding last
-        return cls(mask, indices, rows_of(indices, mask))
+        return cls(mask, indices, rows_of(indices, mask), on_the_right=on_the_right)
 
     def longest_first(self) -> "Packing":
         """The same rows of x, and the longest sequences first."""

@@ -233,6 +233,7 @@ class PositionScheme(nn.Module):
     # In `table`, one vector per position, the row of the first word: stretching keeps the rows before it, which are
     # [CLS]'s. None: the scheme has no such table.
     first_word_row: int | None = None
+    numbered = True  # whether hooks read `layer.index`: if none does, layers of a kind share their compiled code
     only_scales = False  # whether `rotate` only multiplies q and k by numbers, and so goes with any rotation
     causal = True  # whether a token's terms depend on no later token, once later keys are hidden
     # Parameters that weight decay leaves alone: those for which 0 is nothing to be drawn to. Some options have buffers

@@ -66,7 +66,7 @@ class AbsoluteDisentangled(Untied):
     """
 
     paper, formula = "Ke et al. 2021 (BERT-A^d)", "(q_i . p_j U_K + p_i U_Q . k_j + p_i U_Q . p_j U_K) / sqrt(4D)"
-    extra_terms = 3
+    extra_terms, numbered = 3, False
 
     def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         pos_q, pos_k = (p.to(q.dtype) for p in self.project(self.rows(layer.positions)))  # [H, L, D]

@@ -31,6 +31,8 @@ class RelativeVectors(Clipped):
     """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
     choice)."""
 
+    numbered = False
+
     def vectors(self, positions: TokenPositions) -> Tensor:
         """[2S - 1, D], of every offset."""
         raise NotImplementedError

@@ -36,6 +36,7 @@ class Rope(LearnedFrequencies, PositionScheme):
     """
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
+    numbered = False  # unless an option says so
     trained: Tensor
 
     def __init__(
@@ -58,6 +59,7 @@ class Rope(LearnedFrequencies, PositionScheme):
                              "without local_base")  # fmt: skip
         self.base, self.fraction, self.learned, self.local = base, fraction, learned, local
         self.local_base, self.every = local_base or base, every
+        self.numbered |= local or self.local_base != base
         self.interpolate, self.ntk, self.yarn = interpolate, ntk, yarn
         for width in (dims.head_dim, dims.value_dim):
             frequencies(min(width, self.columns(width)))  # refuses an odd width
@@ -90,7 +92,7 @@ class Rope(LearnedFrequencies, PositionScheme):
     def angles(self, width: int, layer: LayerContext) -> Tensor:
         """[L, columns / 2], by which the rows of vectors of this width are rotated."""
         index = layer.positions.index
-        base = self.local_base if layer.index % self.every else self.base
+        base = self.local_base if self.numbered and layer.index % self.every else self.base
         return index[:, None] * self.frequencies(self.columns(width), base, index.device)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from tupe.common.architectures import SIZES, with_size
 from tupe.cpu import multiply
 from tupe.plugin.optim import AdamW
+from tupe.positions import Dims, LayerContext, Positions
+from tupe.token_positions import TokenPositions
 
 from .instrument import Step, timed
 from .machine import PRECISIONS, autocast
@@ -34,6 +36,8 @@ OURS = {  # name -> (architecture, options on top of it)
     "tupe_a": ("tupe_a", {}),
     "bert_a": ("bert_a", {}),
     "nopos": ("bert_a", {"position": "nopos"}),
+    "rope": ("bert_a", {"position": "rope"}),
+    "rope-window": ("bert_a", {"position": "rope+window:size:128:every:3"}),  # as ModernBERT's layers
     "tupe_r-plain": ("tupe_r", {"attention": "plain"}),
     "tupe_r-sdpa": ("tupe_r", {"attention": "sdpa"}),
     "tupe_r-triton": ("tupe_r", {"attention": "triton"}),
@@ -105,7 +109,21 @@ def flops_per_token(setting: Setting, name: str = "") -> float:
     weights = layers * (4 * width**2 + 2 * width * ffn) + MASKED * (width**2 + width * setting.vocab)
     if name in OURS:  # the last layer computes only masked tokens, from its attention on
         weights -= (1 - MASKED) * (width**2 + 2 * width * ffn)
-    return 6 * weights + 12 * layers * width * setting.length
+    return 6 * weights + 12 * width * keys(setting, name)
+
+
+def keys(setting: Setting, name: str = "") -> float:
+    """How many keys a contender's query sees on average, in all layers together."""
+    layers, width, heads, _ = setting.dims()
+    options = OURS[name][1] if name in OURS else {}
+    dims = Dims(setting.length, width, heads, layers, head_dim=width // heads, value_dim=width // heads)
+    with torch.device("meta"):
+        positions = Positions(options.get("position", "nopos"), dims)
+    reaches = [positions.reach(LayerContext(n, TokenPositions(setting.length))) for n in range(layers)]
+    seen = [
+        setting.length if reach is None else 2 * reach + 1 - reach * (reach + 1) / setting.length for reach in reaches
+    ]
+    return sum(seen)
 
 
 def masked_batch(setting: Setting, tokens: Tensor | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:

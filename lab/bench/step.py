@@ -29,9 +29,9 @@ COLUMNS = {
 }  # fmt: skip
 ASSUMPTIONS = """\
 FLOP per token of one training step: 6 per weight of a matrix product (2 forward, 4 backward); 12 C L per layer for
-q . k and weights . v over the full length; LM head, and of ours the last layer after its attention, at the 15 % masked
-tokens only (Hugging Face's BERT computes its head at all, which counts as time but not as FLOP). Not counted:
-recomputation, embeddings, position terms, element-wise operations, the optimizer.
+q . k and weights . v, where L is the number of keys that a query sees; LM head, and of ours the last layer after its
+attention, at the 15 % masked tokens only (Hugging Face's BERT computes its head at all, which counts as time but not as
+FLOP). Not counted: recomputation, embeddings, position terms, element-wise operations, the optimizer.
 
 Every contender has the same sizes, tokens, masked positions, dropout 0.1 and precision (half: autocast with
 float32 weights), and clips gradients at 1; ours and Hugging Face's use PyTorch's fused AdamW, fairseq's RoBERTa uses

@@ -110,6 +110,13 @@ def test_flops_are_those_that_pytorch_counts(monkeypatch):
     assert counter.get_total_flops() == pytest.approx(contenders.flops_per_token(TINY, "nopos") * 40, rel=1e-9)
 
 
+def test_flops_of_windows_are_those_of_pairs_that_see_each_other():
+    setting = replace(TINY, length=300, layers=3)
+    near = (torch.arange(300) - torch.arange(300)[:, None]).abs() <= 64
+    assert contenders.keys(setting, "rope") == contenders.keys(setting, "hf") == 3 * 300
+    assert contenders.keys(setting, "rope-window") == pytest.approx(300 + 2 * near.sum().item() / 300)
+
+
 def test_settings_are_all_lengths_in_all_precisions():
     found = contenders.settings(contenders.Setting("tiny"), [512, 128], 2048, ["float32", "bf16"])
     assert [(s.precision, s.length, s.batch) for s in found] == [
