@@ -15,9 +15,10 @@ pytestmark = pytest.mark.skipif(torch.backends.cuda.is_built() or not shutil.whi
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("position, padding, most", [("untied+t5", 0, 450), ("rope", 3000, 500)])
-def test_a_compiled_step_is_few_kernels_and_moves_few_bytes(position, padding, most, tmp_path):
-    """Base size, 32 x 512 tokens, bf16 autocast. What is computed outside of layers, head and loss is not counted."""
+@pytest.mark.parametrize("position, padding, kernels, most", [("untied+t5", 0, 450, 26e9), ("rope", 3000, 500, 29e9)])
+def test_a_compiled_step_is_few_kernels_and_moves_few_bytes(position, padding, kernels, most, tmp_path):
+    """Base size, 32 x 512 tokens, bf16 autocast. What is computed outside of layers, head and loss is not counted. RoPE
+    turns queries and keys in every layer, and attends to padded batches without a mask."""
     library, root = tmp_path / "fake_cuda.so", Path(torch.__file__).parent
     flags = ["-std=c++20", "-O0", "-shared", "-fPIC", f"-I{root}/include", f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]
     subprocess.run(["g++", *flags, HERE / "fake_cuda.cpp", "-o", library, "-lc10", "-ltorch_cpu"], check=True)
@@ -25,5 +26,5 @@ def test_a_compiled_step_is_few_kernels_and_moves_few_bytes(position, padding, m
     graphs = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, text=True).stdout)
     for phase in ("forward", "backward"):  # the layers whose tokens are all read, the last one, head with loss
         assert sorted(graph["calls"] for graph in graphs if graph["phase"] == phase) == [1, 1, 11]
-    assert sum(graph["calls"] * graph["fused"] for graph in graphs) <= most
-    assert sum(graph["calls"] * graph["bytes"] for graph in graphs) <= 26e9
+    assert sum(graph["calls"] * graph["fused"] for graph in graphs) <= kernels
+    assert sum(graph["calls"] * graph["bytes"] for graph in graphs) <= most

@@ -94,8 +94,8 @@ class Sdpa(Windowed):
         if bounds is None:
             bounds = torch.arange(sequences + 1, dtype=torch.int32, device=v.device) * length
         # [B, H, L, D] -> [B L, H, width], in the batch's precision: autocast does not know the operator
-        rows = [F.pad(x, (0, width - x.size(-1))).to(batch.dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-        out = flash(*rows, bounds, length, reach, scale, dropout)
+        q, k, v = (F.pad(x, (0, width - x.size(-1))).to(batch.dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        out = flash(q, k, v, bounds, length, reach, scale, dropout)
         return out.unflatten(0, (sequences, length))[..., :own].transpose(1, 2), None
 
     def prepare_whole(self, bias: Tensor | None, gate: Tensor | None, reach: int | None, batch: Batch) -> Prepared:
