@@ -1,7 +1,8 @@
 """What inductor makes of a training step for an H100, on a machine without one: counted, not run.
 
 `test_compiled_step.py` runs this file, with fake_cuda.cpp compiled to argv[1], in a process of its own. argv[2] is the
-position encoding, argv[3] the number of tokens that are padding. Prints, as JSON, how often each graph of Dynamo's ran, its fused kernels and their bytes.
+position encoding, argv[3] the number of tokens that are padding. Prints, as JSON, how often each graph of Dynamo's ran,
+its fused kernels and their bytes.
 """
 
 import contextlib

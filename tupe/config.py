@@ -28,6 +28,8 @@ PRECISIONS = {
     for name, autocast in {"float32": "none", "autocast": "bf16", "bf16": "none", "fp16": "none"}.items()
 }
 
+COMPILE = ("auto", "yes", "no", "graphs")
+
 # What a setting means for a run's record.
 IDENTITY = "identity"  # it tells two runs apart
 CHANGES = "changes"  # it does not determine the run's numbers: it may change on resuming, which is noted
@@ -129,7 +131,10 @@ class Training:
     criterion: str = option("masked_lm", "criterion", "The loss.", key="_name")
     arch: str = option("tupe_r", "model", "The architecture.", key="_name", of=(PRETRAIN,), record=APART)
     autocast: str = option("none", "model", "See `PRECISIONS`.", choices=("none", "bf16"), of=(), torch=BOTH)
-    compile: bool = option(False, "model", "Compile the layers, and the head with its loss: for GPUs.", record=CHANGES)
+    compile: str = option(
+        "auto", "model", "Compile the layers, and the head with its loss. auto: of masked LMs, on GPUs that can; "
+        "graphs: and replay CUDA graphs, on one GPU with --engine torch.", choices=COMPILE, record=CHANGES,
+    )  # fmt: skip
     position_file: str = option("", "model", "Files of position encodings of your own.")
 
 

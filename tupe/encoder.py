@@ -404,12 +404,9 @@ class Encoder(Stack):
         also where it is padding. num_tokens: see `packing`. output_indices: [n], into the flattened batch [B L]: only
         these features are returned, as [n, C]; the last layer skips the rest. vectors: [B, L, C], of the tokens, in
         place of the table's. backend: in place of `attention_backend`."""
-        length, extra = tokens.size(1), self.extra_padding(tokens.size(1))
-        if extra:
-            tokens = F.pad(tokens, (0, extra), value=self.pad)
-            vectors = vectors if vectors is None else F.pad(vectors, (0, 0, 0, extra))
-            if output_indices is not None:
-                output_indices = output_indices + output_indices // length * extra
+        length = tokens.size(1)
+        tokens, output_indices, extra = self.pad_columns(tokens, output_indices)
+        vectors = vectors if vectors is None else F.pad(vectors, (0, 0, 0, extra))
         packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
         x = self.embed(tokens, packing, positions, vectors)
         x, hiddens = self.transform(x, positions, packing, return_all_hiddens, output_indices, backend)
@@ -418,11 +415,16 @@ class Encoder(Stack):
             hiddens = hiddens if hiddens is None else [hidden[:, :length] for hidden in hiddens]
         return x, hiddens
 
-    def extra_padding(self, length: int) -> int:
-        """The columns of padding that compiled layers get, so that they meet few lengths."""
-        if not self.compiled or is_traced():
-            return 0
-        return max(0, min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.config.max_positions) - length)
+    def pad_columns(self, tokens: Tensor, output_indices: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
+        """Tokens [B, L] with columns of padding, so that compiled layers meet few lengths; the indices [n] of the same
+        outputs; the number of columns. Where nothing is compiled, there are none."""
+        length, extra = tokens.size(1), 0
+        if self.compiled and not is_traced():
+            extra = max(0, min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.config.max_positions) - length)
+        if extra:
+            tokens = F.pad(tokens, (0, extra), value=self.pad)
+            output_indices = None if output_indices is None else output_indices + output_indices // length * extra
+        return tokens, output_indices, extra
 
     def pad_outputs(self, output_indices: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Indices and targets [n] of outputs for a compiled head: more of them, a multiple of `OUTPUTS_STEP`, whose

@@ -42,7 +42,7 @@ OURS = {  # name -> (architecture, options on top of it)
     "tupe_r-sdpa": ("tupe_r", {"attention": "sdpa"}),
     "tupe_r-triton": ("tupe_r", {"attention": "triton"}),
     "nopos-triton": ("bert_a", {"position": "nopos", "attention": "triton"}),
-    "tupe_r-compile": ("tupe_r", {"compile": True}),
+    "tupe_r-compile": ("tupe_r", {"compile": "yes"}),
     "tupe_r-checkpoint": ("tupe_r", {"checkpoint_activations": True}),
 }
 HF = {  # of the transformers library: name -> (kind, options); flash: on GPUs in half precision

@@ -78,7 +78,7 @@ HOSTILE = {
     "code for a number": ("cfg.model.encoder_layers", lambda code, _: code, "encoder_layers is .*valid: int"),
     "bool for a number": ("cfg.model.encoder_layers", lambda code, _: True, "encoder_layers is True; valid: int"),
     "list for a word": ("cfg.model.position", lambda code, _: [code], "position is .*valid: str"),
-    "word for a switch": ("cfg.model.compile", lambda code, _: code, "compile is .*valid: bool"),
+    "word for a switch": ("cfg.model.compile", lambda code, _: code, "compile is .*valid: auto, yes, no"),
     "choice": ("cfg.model.cls", lambda code, _: code, "cls is .*valid: auto, tied, untied"),
     "lookup": ("cfg.task.data", lambda code, _: "${oc.env:HOME}", "data is .*valid: str"),
     "half": ("cfg.common.fp16", lambda code, _: code, "common.fp16 is .*valid: bool"),

@@ -206,7 +206,7 @@ HANDED = [
         ["--lr", "0.5", "--precision=autocast"],
     ),
     ("pretrain", [], ["--optimizer=adamw_fused", "--criterion=masked_lm_chunked", "--lr=[1,2]", "--update-freq=2,1"]),
-    ("pretrain", ["ema.store_ema=true", "dataset.max_tokens=1000"], ["--adam-betas=(0.9,0.98)", "--compile"]),
+    ("pretrain", ["ema.store_ema=true", "dataset.max_tokens=1000"], ["--adam-betas=(0.9,0.98)", "--compile=yes"]),
     ("pretrain", ["dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
     ("pretrain", ["dataset.data_buffer_size=3", "bpe._name=gpt2"], []),
     *(("pretrain", [f"model={m}"], []) for m in SOME_MODELS),

@@ -62,6 +62,6 @@ def test_compiled(data, dropout, tolerance, tmp_path):
     plain = train(pretrain_arguments(data, tmp_path / "plain", *options))
     torch._dynamo.reset()
     seen = torch._dynamo.utils.counters["frames"]
-    ours = train(pretrain_arguments(data, tmp_path / "compiled", *options, "--compile"))
+    ours = train(pretrain_arguments(data, tmp_path / "compiled", *options, "--compile=yes"))
     assert seen["ok"] > 0
     assert_same(ours, plain, tolerance)

@@ -16,12 +16,13 @@ import torch
 from ..common.architectures import names, preset
 from ..common.options import shorten
 from ..common.safe_load import NOT_OURS, load_safely, tensors_of
+from ..config import COMPILE
 from ..encoder import ModelConfig, names_in
 from ..names import ELECTRA, split_size
 from ..run.checksums import check
 
 # {option: its type, or its choices}. Other sections of a configuration are not read.
-RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": bool}
+RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": COMPILE[:3]}
 MODEL = {names_in("fairseq")[f.name]: f.metadata["choices"] or f.type for f in fields(ModelConfig)} | RUNNING
 COMMON = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), bool) | {"seed": int}
 SHORTEN = {"shorten_method": ("none", "truncate", "random_crop"), "shorten_data_split_list": str}
@@ -129,7 +130,7 @@ def _defaults(architecture):
     """What an older checkpoint does not say of its model."""
     theirs = names_in("fairseq")
     own = {theirs[f.name]: f.default for f in fields(ModelConfig)}
-    running = {"autocast": "none", "position_file": "", "compile": False}
+    running = {"autocast": "none", "position_file": "", "compile": "auto"}
     return {**running, **own, **{theirs[option]: value for option, value in preset(architecture).items()}}
 
 

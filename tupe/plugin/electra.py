@@ -115,9 +115,12 @@ class ElectraModel(TupeModel):
         self.generator = self.discriminator = None
         if pretraining:
             self.generator = Generator(self.encoder, cfg.generator_fraction)
-            if cfg.compile:
-                nn.Module.compile(self.generator, dynamic=True)  # whole: its outputs are of any number
             self.discriminator = DiscriminatorHead(cfg.encoder_embed_dim)
+
+    def compile_parts(self) -> None:
+        super().compile_parts()
+        if self.generator is not None:
+            nn.Module.compile(self.generator, dynamic=True)  # whole: its outputs are of any number
 
     def build_lm_head(self, config: ModelConfig) -> None:
         """The generator has its own."""
@@ -142,6 +145,7 @@ class ElectraModel(TupeModel):
             return super().forward(src_tokens, features_only, classification_head_name, num_tokens=num_tokens)
         if original is None:
             raise ValueError("this criterion would train only the generator; ELECTRA needs --criterion electra")
+        self.begin(src_tokens.device, False)
         with self.precision():
             lm_logits = self.generator(src_tokens, self.encoder, masked_tokens, num_tokens)
             corrupted = self.corrupt(original, masked_tokens, lm_logits)

@@ -31,9 +31,11 @@ from ..checkpoints.trained import (
 )
 from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, preset, with_size
 from ..common.options import split_files
+from ..config import COMPILE
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, Stack, of_cls
 from ..names import cls_beside
 from ..positions import load_scheme_file
+from ..tracing import can_compile
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +61,9 @@ class TrainingConfig(FairseqDataclass):
         default="",
         metadata={"help": "Python files that register position schemes of your own, joined by ':'", "free": True},
     )
-    compile: bool = field(
-        default=False, metadata={"help": "torch.compile the layers, and the head with its loss", "free": True}
+    compile: ChoiceEnum(list(COMPILE[:3])) = field(
+        default="auto",
+        metadata={"help": "torch.compile layers, and head with loss; auto: a masked LM, on a GPU", "free": True},
     )
 
 
@@ -148,11 +151,20 @@ class TupeModel(BaseFairseqModel):
         config = core_config(cfg)
         self.encoder = EncoderWithSettings(len(dictionary), dictionary.pad(), dictionary.eos(), config)
         self.lm_head = self.build_lm_head(config)
-        if cfg.compile:
-            self.encoder.compile()
-            if self.lm_head is not None:
-                self.lm_head.compile(dynamic=False)
         self.classification_heads = nn.ModuleDict()
+        self.to_compile = str(cfg.compile)
+
+    def begin(self, device: torch.device, by_itself: bool) -> None:
+        """Compile at the first batch, when the model is where it computes. by_itself: also for `auto`, if a GPU can."""
+        choice, self.to_compile = self.to_compile, "no"
+        if choice == "yes" or choice == "auto" and by_itself and can_compile(device):
+            self.compile_parts()
+
+    def compile_parts(self) -> None:
+        """The layers, and the head with its loss."""
+        self.encoder.compile()
+        if self.lm_head is not None:
+            self.lm_head.compile(dynamic=False)
 
     def build_lm_head(self, config: ModelConfig) -> LMHead | None:
         """The head on the encoder's features; None for a model without one."""
@@ -181,6 +193,7 @@ class TupeModel(BaseFairseqModel):
         and columns. With lm_targets [number of masked tokens], the sum of their cross-entropies replaces the LM logits,
         which are then never all in memory at once. num_tokens: see `Encoder.packing`.
         """
+        self.begin(src_tokens.device, self.training and masked_tokens is not None)
         indices = None
         if classification_head_name is not None:
             indices = of_cls(src_tokens)

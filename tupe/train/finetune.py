@@ -53,7 +53,7 @@ def new_model(recipe: Settled, task: str) -> ForGlue:
     encoder = found.tupe.encoder
     encoder.attention_backend = model.attention
     encoder.checkpoint_activations = model.checkpoint_activations
-    if recipe.compile:
+    if recipe.compile == "yes":  # not by itself: a fine-tuning is short, and its lengths are many
         encoder.compile()
     return found
 

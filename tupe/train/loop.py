@@ -48,6 +48,7 @@ from ..run import stop
 from ..run.checksums import seal_all
 from ..run.folder import PARTIAL, naming, write_atomically
 from ..run.record import STOPPED, command_line
+from .graphs import Graphs
 from .saved import OPTIMIZER, STATE, WEIGHTS, TrainRun, keep, publish, put_in_place
 from .settle import Settled
 
@@ -117,13 +118,11 @@ class HalfCopy:
         self.pairs = list(zip(self.trained.parameters(), computing.parameters(), strict=True))
 
     def take_gradients(self) -> None:
-        """Move them from half precision to the copies, by a kernel for all of them."""
+        """Copy them from half precision, by a kernel for all of them."""
         pairs = [(weight, half) for weight, half in self.pairs if half.grad is not None]
         for weight, _ in pairs:
             weight.grad = torch.empty_like(weight)
         torch._foreach_copy_([weight.grad for weight, _ in pairs], [half.grad for _, half in pairs])
-        for _, half in pairs:
-            half.grad = None
 
     @torch.no_grad()
     def give_weights(self) -> None:
@@ -194,12 +193,13 @@ class Loop:
         computing = self.model.to(place.device)
         self.half_copy = HalfCopy(computing, half) if half and not self.sharded else None
         self.model = self.half_copy.trained if self.half_copy else computing
-        self.wrapped = parallel(computing, place, self.sharded, half)
+        self.computing, self.wrapped = computing, parallel(computing, place, self.sharded, half)
         groups = parameter_groups(self.model, recipe.weight_decay)
         self.optimizer = AdamW(groups, lr=recipe.lr[0], betas=recipe.adam_betas, eps=recipe.adam_eps)
         self.factor = rate_of(recipe, updates)
         self.autocast = torch.autocast(place.device.type, torch.bfloat16, enabled=recipe.autocast == "bf16")
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=recipe.fp16)
+        self.graphs = Graphs(self.passes, computing) if recipe.compile == "graphs" else None
         self.sums = torch.zeros(2, dtype=torch.float64, device=place.device)  # since logged: losses, and their number
         self.log, self.trackers = [], trackers(recipe, run) if run.writes else []
         self.keeps = (1, -1)
@@ -246,10 +246,11 @@ class Loop:
             if not stop.goes_on(last or self.sharded):
                 self.stop()
             with self.apart(last):
-                total, _ = self.losses_of(sample)
-                loss = total / count * self.place.processes  # the wrappers take the mean over processes
-                self.scaler.scale(loss).backward()
-            self.sums += torch.stack([total.detach().double(), total.new_tensor(len(sample["labels"])).double()])
+                inputs = self.inputs_of(sample)
+                total = (
+                    self.graphs(self.computing.padded(**inputs), count) if self.graphs else self.passes(inputs, count)
+                )
+            self.sums += torch.stack([total.double(), total.new_tensor(len(sample["labels"])).double()])
             self.run.progress.passed()
         rate = self.recipe.lr[0] * self.factor(self.done)
         for group in self.optimizer.param_groups:
@@ -262,7 +263,9 @@ class Loop:
         self.scaler.update()
         if self.half_copy:
             self.half_copy.give_weights()
-        self.optimizer.zero_grad()
+        self.optimizer.zero_grad(set_to_none=self.half_copy is not None or not self.graphs)
+        if self.half_copy:
+            self.computing.zero_grad(set_to_none=not self.graphs)
         self.done += 1
         self.norm, self.rate = norm, rate
 
@@ -271,15 +274,26 @@ class Loop:
         is_ddp = isinstance(self.wrapped, nn.parallel.DistributedDataParallel)
         return self.wrapped.no_sync() if is_ddp and not last else nullcontext()
 
-    def losses_of(self, sample: dict) -> tuple[Tensor, Tensor | None]:
-        """(sum of the losses, predictions) of a batch."""
-        inputs = {
+    def inputs_of(self, sample: dict) -> dict[str, Any]:
+        """The model's arguments for a batch, on its device."""
+        return {
             name: value.to(self.place.device, non_blocking=True) if torch.is_tensor(value) else value
             for name, value in sample.items() if name != "rows"
         }  # fmt: skip
+
+    def losses_of(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor | None]:
+        """(sum of the losses, predictions) of a batch."""
         with self.autocast:
             out = self.wrapped(**inputs)
         return out if isinstance(out, tuple) else (out, None)
+
+    def passes(self, inputs: dict[str, Any], count: Tensor) -> Tensor:
+        """The sum of a batch's losses. Their gradients, divided by the number of predictions of all processes, are
+        added to the model's."""
+        total, _ = self.losses_of(inputs)
+        loss = total / count * self.place.processes  # the wrappers take the mean over processes
+        self.scaler.scale(loss).backward()
+        return total.detach()
 
     def due(self) -> tuple[bool, bool, bool]:
         """Whether to log, validate and save after this update."""
@@ -351,7 +365,7 @@ class Loop:
         batches = batches + [[(UNMASKED, i) for _, i in batches[0]]] * (-len(batches) % processes)
         sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)
         for sample in loader(dataset, batches[rank::processes], collate=self.collate):
-            loss, predictions = self.losses_of(sample)
+            loss, predictions = self.losses_of(self.inputs_of(sample))
             self.run.progress.move()
             sums += torch.stack([loss.double(), loss.new_tensor(len(sample["labels"])).double()])
             if predictions is not None:

@@ -14,6 +14,7 @@ from ..data.masks import MaskedBlocks, masked_blocks
 from ..data.splits import HELD_OUT_SEED
 from ..encoder import Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM
+from ..tracing import can_compile
 from .loop import Loop
 
 
@@ -30,6 +31,17 @@ class ForPretraining(TupeForMaskedLM):
         output_indices, labels = encoder.pad_outputs(output_indices, labels)
         x, _ = encoder(input_ids, False, num_tokens, output_indices)
         return self.lm_head(x, encoder.tokens.weight, labels)
+
+    def padded(
+        self, input_ids: Tensor, output_indices: Tensor, labels: Tensor, num_tokens: int
+    ) -> dict[str, Tensor | int]:  # fmt: skip
+        """The arguments of `forward` in one of the few shapes that compiled layers have. Of num_tokens it matters there
+        only whether there is padding."""
+        encoder = self.tupe.encoder
+        ids, indices, _ = encoder.pad_columns(input_ids, output_indices)
+        indices, labels = encoder.pad_outputs(indices, labels)
+        known = ids.numel() - (num_tokens < ids.numel())
+        return {"input_ids": ids, "output_indices": indices, "labels": labels, "num_tokens": known}
 
 
 ForPretraining.__name__ = TupeForMaskedLM.__name__  # what config.json calls it
@@ -64,7 +76,8 @@ class Pretraining(Loop):
 
         names = [] if recipe.disable_validation else recipe.valid_subset.split(",")
         splits = {name: blocks_of(name, HELD_OUT_SEED) for name in names}
-        model = new_model(recipe.model, len(symbols), recipe.seed, recipe.compile, recipe.finetune_from_model)
+        compiles = can_compile(self.place.device) if recipe.compile == "auto" else recipe.compile != "no"
+        model = new_model(recipe.model, len(symbols), recipe.seed, compiles, recipe.finetune_from_model)
         return model, blocks_of(recipe.train_subset, recipe.seed), splits
 
     def scores_of(self, split: str, dataset: MaskedBlocks) -> dict:

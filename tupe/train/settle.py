@@ -8,7 +8,7 @@ from ..checkpoints.trained import read_model
 from ..common.architectures import ELECTRA, architecture_of, named, plain_options, preset, split_size
 from ..common.options import did_you_mean
 from ..common.recipes import ARCH, FROM_CHECKPOINT, MODEL, Settings
-from ..config import FINETUNE, OPTIONS, PRETRAIN, Training
+from ..config import COMPILE, FINETUNE, OPTIONS, PRETRAIN, Training
 from ..model_config import FREE, ModelConfig, names_in
 
 THEIRS = {ours: place.partition(".")[2] for place, ours in MODEL.items()}  # option of `ModelConfig` -> its name here
@@ -18,7 +18,9 @@ VALID = {  # of these options the words that this engine has
         **SAME, "criterion": ("masked_lm", "masked_lm_chunked"),
         "lr_scheduler": ("polynomial_decay", "constant_cooldown", "polynomial_decay_ratio"),
     },
-    FINETUNE: {**SAME, "criterion": ("glue",), "lr_scheduler": ("polynomial_decay_ratio",)},
+    FINETUNE: {
+        **SAME, "criterion": ("glue",), "lr_scheduler": ("polynomial_decay_ratio",), "compile": COMPILE[:3],
+    },
 }  # fmt: skip
 
 
@@ -43,6 +45,8 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     settings = replace(settings, values=dict(settings.values))
     check_known(settings, command)
     shares_held_out_text = "dataset.batch_size_valid" not in settings.values
+    if settings["compile"] == "graphs" and (processes > 1 or gpus < 1 or settings["cpu"]):
+        raise ValueError(f"--compile graphs is for one GPU; valid here: {', '.join(COMPILE[:3])}")
     settings.split(processes, micro_batch_size)
     settings.choose_precision(gpus > 0)
     architecture, config, of_model, known = settings["arch"], {}, {}, None

@@ -75,7 +75,7 @@ def test_what_is_to_be_compiled_is_compiled(monkeypatch):
     turns = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **more: original(self, **{**more, "backend": backend}))
     monkeypatch.setitem(bench.PEAK_SIZE, "cpu", 64)
-    monkeypatch.setitem(OURS, "tupe_r-compile", ("tupe_r", {"compile": True, "attention": "sdpa"}))  # in one graph
+    monkeypatch.setitem(OURS, "tupe_r-compile", ("tupe_r", {"compile": "yes", "attention": "sdpa"}))  # in one graph
     step_of = property(lambda self: partial(step, self), lambda self, value: None)
     monkeypatch.setattr(Contender, "step", step_of, raising=False)
     bench.measure(["tupe_r-compile"], TINY, 1)
