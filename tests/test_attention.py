@@ -527,6 +527,104 @@ def test_blocked_is_the_same_without_gradients(block, dtype, monkeypatch):
     assert without.shape == q.shape and torch.equal(mix(), without)
 
 
+def passes(model, monkeypatch):
+    """A function: how often a forward pass computes the terms. Its features equal those of a pass with gradients."""
+    computed, terms = [], Positions.terms
+    monkeypatch.setattr(Positions, "terms", lambda self, at: computed.append(at) or terms(self, at))
+
+    def count(length=MAX, context=torch.inference_mode):
+        expected, _ = model(batch(length))
+        computed.clear()
+        with context():
+            features, _ = model(batch(length))
+        assert torch.equal(features, expected)
+        return len(computed)
+
+    return count
+
+
+def raise_by_numpy(weight):
+    weight.detach().numpy()[:] += 1
+
+
+CHANGES = {
+    "in place": lambda model, weight: torch.nn.init.normal_(weight),
+    "data": lambda model, weight: weight.data.add_(1),
+    "numpy": lambda model, weight: raise_by_numpy(weight),
+    "another storage": lambda model, weight: setattr(weight, "data", weight.data + 1),
+    "loaded": lambda model, weight: model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()}),
+    "dtype": lambda model, weight: model.bfloat16(),
+}
+
+
+@pytest.mark.parametrize("position", ["untied+t5", "fire", "t5:layer"])
+def test_terms_are_kept_in_evaluation_until_a_weight_changes(position, monkeypatch):
+    model = encoder(position).eval()
+    count = passes(model, monkeypatch)
+    assert [count(), count(), count(8), count(context=torch.no_grad), count(8)] == [1, 0, 1, 0, 0]
+    for name, change in CHANGES.items():
+        change(model, next(model.positions.parameters()))
+        assert [count(), count()] == [1, 0], name
+    assert [count(context=torch.enable_grad), count()] == [1, 0]
+    model.train()
+    assert [count(), count()] == [1, 1]
+
+
+def test_few_bytes_of_terms_are_kept(monkeypatch):
+    count = passes(encoder("t5").eval(), monkeypatch)
+    monkeypatch.setattr(backend_cpu, "KEPT_BYTES", 4 * H * (8 * 8 + 9 * 9))
+    assert [count(8), count(9), count(8), count(9)] == [1, 1, 0, 0]
+    assert [count(7), count(9), count(8), count(9), count(MAX), count(MAX)] == [1, 0, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("case", ["another's class", "another's part", "watched", "drawn"])
+def test_terms_that_may_depend_on_more_are_not_kept(case, monkeypatch):
+    model = encoder(places="random" if case == "drawn" else "consecutive").eval()
+    if case == "drawn":
+        drawn = TokenPositions(MAX // 2, drawn=torch.arange(0, MAX, 2), span=MAX)
+        monkeypatch.setattr(model, "token_positions", lambda tokens: drawn)
+    elif case == "watched":
+        model.positions["untied"].q.register_forward_pre_hook(lambda *call: None)
+    else:
+        part = model.positions["untied"] if case == "another's class" else model.positions["untied"].q
+        part.__class__ = type("Mine", (type(part),), {"__module__": "mine"})
+    count = passes(model, monkeypatch)
+    assert [count(MAX // 2), count(MAX // 2)] == [1, 1]
+
+
+class Biases(TorchDispatchMode):
+    """Notes casts of the numbers [H, L, L] that all sequences share, and operations that mix them with others of
+    another precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.casts, self.mixed = 0, []
+
+    def __torch_dispatch__(self, function, types, args=(), options=None):
+        result = function(*args, **(options or {}))
+        floats = [x for x in args if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dim()]
+        if any(x.numel() == H * MAX * MAX for x in floats):
+            self.casts += function is torch.ops.aten._to_copy.default
+            if len({x.dtype for x in floats}) > 1 and function is not torch.ops.aten.copy_.default:
+                self.mixed.append(function)
+        return result
+
+
+@pytest.mark.parametrize("padding", [(), (0, 5, 38)], ids=["full", "padded"])
+@pytest.mark.parametrize("path", ["plain", *FAST])
+def test_layers_share_one_cast_of_the_bias(path, padding, monkeypatch):
+    """In bf16 autocast; plain and blocked attention add it to float32 logits as it is."""
+    found = []
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **options: v)  # a CPU's would add to it
+    for layers in (1, 3):
+        options = {"layers": layers, "width": C, "ffn": 2 * C, "heads": H, "max_positions": MAX, "attention": path}
+        model = Encoder(V, PAD, position="untied+t5", cls="untied", **options)
+        with Biases() as biases, torch.autocast("cpu", torch.bfloat16):
+            model(batch(padding=padding))
+        found.append((biases.casts, biases.mixed))
+    assert found == [(int(path == "sdpa"), [])] * 2
+
+
 @pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
 @pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
 @pytest.mark.parametrize("length", [512, 509])

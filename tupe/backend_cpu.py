@@ -8,20 +8,25 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from .attention import Batch, mask_logits
 from .cpu import DropoutMask, on_onednn, product, rounded_up, select
 from .packing import Packing
-from .positions import Positions
+from .positions import Positions, is_watched
 from .token_positions import TokenPositions
+from .tracing import is_traced
 from .windows import Windowed
 
 BLOCKED_BIAS_FROM = 2048  # longest sequence whose bias is held as a whole in evaluation
 QUERY_BLOCK_LOGITS = 2**24  # logits computed at a time by `attention_by_queries`: 64 MiB of float32
+KEPT_BYTES = 2**26  # of a model's position terms, in evaluation
+KEPT: WeakKeyDictionary[Positions, tuple[list[Tensor], dict[int, Any]]] = WeakKeyDictionary()
+OWN = "torch.nn.", f"{__package__}.positions", f"{__package__}.schemes_"  # modules without another state
 
 
 Rows = Callable[[int, int], Any]  # of a bias: queries first .. last-1 -> [H, last - first, L]
@@ -51,8 +56,10 @@ class Cpu(Windowed):
 
     def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
         long = token_positions.length > BLOCKED_BIAS_FROM and positions.has_bias()
-        if not long or torch.is_grad_enabled() or positions.training:
+        if torch.is_grad_enabled() or positions.training:
             return positions.terms(token_positions)
+        if not long:
+            return kept_terms(positions, token_positions)
 
         def rows_of(layer: int) -> Rows:  # [H, L, L] would take too much memory
             return lambda first, last: positions.bias(layer, token_positions.block(first, last))
@@ -83,6 +90,28 @@ class Cpu(Windowed):
         if blocks is not None and q.size(2) != k.size(2):  # the query [CLS] alone
             blocks = None
         return blocked_attention(q, k, v, bias, mask, scale, dropout, blocks), None
+
+
+def kept_terms(positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
+    """`Positions.terms` without gradients, of the package's own schemes kept for each length while no weight changes.
+    Values are compared, because changes by `weight.data` or numpy leave no other trace."""
+    weights, length = [*positions.parameters(), *positions.buffers()], token_positions.length
+    plain = all(type(x) in (Tensor, nn.Parameter) for x in (*weights, torch.empty(0)))  # fake ones have no values
+    own = all(type(m).__module__.startswith(OWN) and not is_watched(m) for m in positions.modules())
+    if not (plain and own and positions.has_bias()) or token_positions.drawn is not None or is_traced():
+        return positions.terms(token_positions)
+    copies, kept = KEPT.get(positions, ([], {}))
+    same = (a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(copies, weights, strict=False))
+    if len(copies) != len(weights) or not all(same):
+        copies, kept = [weight.detach().clone() for weight in weights], {}
+    if length not in kept:
+        terms = positions.terms(token_positions)
+        kept = {**kept, length: (terms, sum(bias.nbytes for bias in {bias for bias, _ in terms if bias is not None}))}
+        while sum(size for _, size in kept.values()) > KEPT_BYTES:
+            del kept[next(iter(kept))]  # the oldest
+        KEPT[positions] = copies, kept  # as a whole, for other threads
+        return terms
+    return kept[length][0]
 
 
 def additive(key_mask: Tensor | None) -> Tensor | None:

@@ -45,15 +45,23 @@ class Level(TorchDispatchMode):
     """The bytes of the tensors that operations have returned and that are still there, and their highest sum. own:
     tensors whose bytes, and those of their views, do not count."""
 
+    counts = True
+
     def __init__(self, own: Iterable[Tensor] = ()):
         super().__init__()
         self.level = self.peak = 0
         self.known = {tensor.untyped_storage()._cdata for tensor in own}
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # so that compiled code runs within it
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.known:
+            if not (self.counts and isinstance(tensor, Tensor)):
+                continue
+            if (storage := tensor.untyped_storage())._cdata not in self.known:
                 self.known.add(storage._cdata)
                 self.level += storage.nbytes()
                 self.peak = max(self.peak, self.level)

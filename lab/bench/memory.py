@@ -3,12 +3,13 @@
 B batch, L sequence length, H heads. The tensors of a step are counted on PyTorch's meta device, which has shapes but no
 data. Attention is counted as a GPU's fused kernel: it keeps q, k, v, its output and one number per query, not the
 [B, H, L, L] weights. On a CPU the blocked path keeps the same for long sequences, except that number; so a step there
-checks the count (`lab/tests/bench/test_memory.py`).
+checks the count (`lab/tests/bench/test_memory.py`). Of a compiled step, PyTorch's compiler chooses what is kept.
 """
 
 import tupe.plugin  # noqa: F401  isort: skip  (first: registers the architectures, keeps fairseq's import quiet)
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 from unittest import mock
 
 import click
@@ -35,21 +36,6 @@ RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: 
 STATE_BYTES = {"float32": 4 + 4 + 4 + 4, "bf16": 4 + 4 + 4 + 4, "fp16": 4 + 4 + 4 + 4 + 2 + 2}
 
 
-class Fused(torch.autograd.Function):
-    """The shapes of fused attention without its values: what it keeps, and gradients; the bias's is [B, H, L, L]."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        out, per_query = torch.empty_like(v), q.new_empty(q.shape[:3], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, bias, out, per_query)
-        return out
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        pairs = zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        return tuple(torch.empty_like(x) if needed else None for x, needed in pairs)
-
-
 class Dropout(torch.autograd.Function):
     """The shapes of dropout on a GPU, which keeps one byte per entry."""
 
@@ -64,8 +50,21 @@ class Dropout(torch.autograd.Function):
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, **options) -> Tensor:
+    """A GPU's kernel. It expands the bias, so that its gradient is [B, H, L, L]."""
     bias = attn_mask if attn_mask is None else attn_mask.expand(*q.shape[:3], k.size(2))
-    return Fused.apply(*(low(x) for x in (q, k, v)), bias)
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    return kernel(*(low(x) for x in (q, k, v)), bias, True, options.get("dropout_p", 0.0))[0]
+
+
+def drop(x: Tensor, p: float = 0.5, training: bool = True, *rest) -> Tensor:
+    if not training or p == 0:
+        return x
+    return torch.native_dropout(x, p, True)[0] if torch.compiler.is_compiling() else Dropout.apply(x)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """The sum over all rows: of `F.nll_loss`, torch 2.13 finds no gradient on the meta device in compiled code."""
+    return -F.log_softmax(logits, dim=-1).gather(1, targets[:, None]).sum()
 
 
 def low(x: Tensor | None) -> Tensor | None:
@@ -81,22 +80,67 @@ def as_on_gpu() -> Iterator[None]:
     linear, norm = F.linear, F.layer_norm
     instead = {
         "scaled_dot_product_attention": attention,
-        "dropout": lambda x, p=0.5, training=True, *rest: Dropout.apply(x) if training and p else x,
+        "dropout": drop, "cross_entropy": cross_entropy,
         "linear": lambda *inputs: linear(*map(low, inputs)),
-        "layer_norm": lambda x, *rest: norm(x.float() if torch.is_autocast_enabled("cpu") else x, *rest),
-    }
+        "layer_norm": lambda x, *rest, **more: norm(
+            x.float() if torch.is_autocast_enabled("cpu") else x, *rest, **more
+        ),
+    }  # fmt: skip
     device = mock.patch("torch.utils.checkpoint._infer_device_type", lambda *args: "cpu")  # torch 2.4 has no torch.meta
     with mock.patch.multiple(F, **instead), device:
         yield
 
 
+class Fused(torch.fx.Interpreter):
+    """Runs a graph. In memory are only the results that products and attention make or read, and those of the graph:
+    inductor computes all others within their readers."""
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        near = [str(other.target) for other in (node, *node.users)]
+        in_memory = any(name == "output" or "mm." in name or "scaled_dot_product" in name for name in near)
+        with nullcontext() if in_memory else mock.patch.object(Level, "counts", False):
+            return super().run_node(node)
+
+
+def compile_for_count(model: nn.Module) -> None:
+    """`torch.compile` in place as training does it, of layers and of head with loss, without code for a card: the
+    graphs that inductor would make, with its choice of what is kept and what is computed again, run as they are."""
+    from torch._dynamo.backends.common import aot_autograd  # here, because these imports take seconds
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._guards import detect_fake_mode
+    from torch._inductor import config
+    from torch._inductor.compile_fx import select_decomp_table
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+
+    def partition(graph, inputs, **options):
+        # without folding of constants, which computes on a device
+        with V.set_fake_mode(detect_fake_mode(inputs)), config.patch(joint_graph_constant_folding=False):
+            joint_graph_passes(graph)
+        return min_cut_rematerialization_partition(graph, inputs, compiler="inductor", **options)
+
+    def run(graph, inputs):
+        def call(args):
+            return Fused(graph).boxed_run(args)  # which lets go of what was read for the last time
+
+        call._boxed_call = True
+        return call
+
+    backend = aot_autograd(
+        fw_compiler=run, bw_compiler=run, partition_fn=partition, decompositions=select_decomp_table()
+    )
+    model.encoder.compile(backend=backend)
+    model.lm_head.compile(backend=backend, dynamic=False)
+
+
 def step_bytes(
-    arch: str, batch: int, length: int, vocabulary: int = 32768, precision: str = "fp16", padded: bool = True, **options
-) -> dict[str, int]:
+    arch: str, batch: int, length: int, vocabulary: int = 32768, precision: str = "fp16", padded: bool = True,
+    compiled: bool = False, **options,
+) -> dict[str, int]:  # fmt: skip
     """{"parameters": count, "state": bytes, "activations": bytes, "transient": bytes} of a step of masked-LM training
     with half-precision weights, autocast, or in float32: a step on the meta device, tensor by tensor.
-    padded: with a token of padding, for which the bias has to be [B, H, L, L]. options: of the model, for example
-    checkpoint_activations=True.
+    padded: with a token of padding, for which the bias has to be [B, H, L, L]. compiled: layers, and head with loss, by
+    `--compile`. options: of the model, for example checkpoint_activations=True.
 
     activations: kept from the forward to the backward pass, including the log-probabilities of 15 % masked tokens.
     transient: what the peak of the step takes beside them: gradients of the logits, of the attention bias for every
@@ -116,10 +160,16 @@ def step_bytes(
     for p in model.parameters():
         p.grad = torch.empty_like(p)
     own = [x for p in model.parameters() for x in (p, p.grad)]
-    with as_on_gpu(), Level([*own, *model.buffers(), tokens]) as level:
-        loss = masked_loss(model, tokens, precision, padded)
-        activations = level.level
-        loss.backward()
+    with as_on_gpu():
+        if compiled:
+            compile_for_count(model)
+            masked_loss(model, tokens, precision, padded).backward()  # makes the graphs
+        with Level([*own, *model.buffers(), tokens]) as level:
+            loss = masked_loss(model, tokens, precision, padded)
+            activations = level.level
+            loss.backward()
+    if compiled:
+        torch._dynamo.reset()
     parameters = sum(p.numel() for p in model.parameters())
     state = STATE_BYTES[precision] * parameters
     transient = level.peak - activations
@@ -139,6 +189,10 @@ def masked_loss(model: nn.Module, tokens: Tensor, precision: str, padded: bool) 
     Which tokens is all the same: only memory counts."""
     masked = torch.zeros(int(0.15 * tokens.numel()), dtype=torch.long, device=tokens.device)
     with torch.autocast(autocast_device(tokens.device.type), torch.bfloat16, enabled=precision == "bf16"):
+        if model.encoder.compiled:  # as the second engine: the head computes its loss
+            read, targets = model.encoder.pad_outputs(masked, masked)
+            x, _ = model.encoder(tokens, num_tokens=tokens.numel() - padded, output_indices=read)
+            return model.lm_head(x, model.encoder.tokens.weight, targets)
         logits, _ = model(tokens, masked_tokens=(masked, masked), num_tokens=tokens.numel() - padded)
     return F.nll_loss(F.log_softmax(logits, dim=-1, dtype=torch.float32), masked, reduction="sum")
 
@@ -164,14 +218,25 @@ def forward_bytes(position: str, length: int, size: str = "base") -> dict[str, i
 def table_of_fits(arch: str, length: int, precision: str, cards: list[float]) -> TextTable:
     """The memory of batches of 1 to 64 sequences, and the cards (sizes in GiB) that they fit on."""
     rows = []
-    for checkpointed in (False, True):
+    for checkpointed, compiled in ((False, False), (True, False), (False, True)):
         for batch in (1, 2, 4, 8, 16, 32, 64):
-            sizes = step_bytes(arch, batch, length, precision=precision, checkpoint_activations=checkpointed)
+            options = {"compiled": compiled, "checkpoint_activations": checkpointed}
+            sizes = step_bytes(arch, batch, length, precision=precision, **options)
             parts = [sizes[part] for part in ("state", "activations", "transient")]
             fitting = [f"{card:g} GiB" for card in cards if sum(parts) + RESERVE <= card * GIB]
             cells = [f"{part / GIB:.2f}" for part in (*parts, sum(parts))]
-            rows.append([str(batch), "yes" if checkpointed else "no", *cells, ", ".join(fitting) or "none"])
-    header = ["sequences", "activations checkpointed", "state", "activations", "transient", "sum in GiB", "fits on"]
+            words = ["yes" if one else "no" for one in (checkpointed, compiled)]
+            rows.append([str(batch), *words, *cells, ", ".join(fitting) or "none"])
+    header = [
+        "sequences",
+        "activations checkpointed",
+        "compiled",
+        "state",
+        "activations",
+        "transient",
+        "sum in GiB",
+        "fits on",
+    ]
     return TextTable.plain(header, rows)
 
 
