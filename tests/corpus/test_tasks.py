@@ -1,6 +1,7 @@
 """GLUE's official files, and preparing them."""
 
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -153,17 +154,17 @@ def test_a_split_without_labels_is_none_to_train_on(prepared):
 def test_an_output_in_the_way_is_refused(vocabulary, tmp_path, capsys):
     official = official_folder(tmp_path / "official")
     prepare_glue(official, vocabulary, tmp_path / "bin", ["cola"])
-    with pytest.raises(ValueError, match="CoLA exists already; pass --overwrite"):
+    with pytest.raises(ValueError, match="CoLA exists already; remove it"):
         prepare_glue(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"])
     assert not (tmp_path / "bin" / "RTE").exists()
     capsys.readouterr()
     prepare_glue(official, vocabulary, tmp_path / "bin")  # all that are not there
     said = capsys.readouterr().out
     assert "RTE train: 2 rows" in said and "MNLI valid: 1 rows" in said and "1 dropped (no label)" in said
-    assert said.startswith("prepared already: CoLA (") and "CoLA train" not in said
+    assert said.startswith("prepared already: CoLA\n") and "CoLA train" not in said
     prepare_glue(official, vocabulary, tmp_path / "bin")
     assert capsys.readouterr().out.count("\n") == 1
-    prepare_glue(official, vocabulary, tmp_path / "bin", ["CoLA", "RTE"], overwrite=True)
+    shutil.rmtree(tmp_path / "bin" / "RTE")
     other = tmp_path / "other"
     other.mkdir()
     for name in ("sentencepiece.bpe.model", "dict.txt"):
@@ -171,14 +172,14 @@ def test_an_output_in_the_way_is_refused(vocabulary, tmp_path, capsys):
     with (other / "dict.txt").open("a") as file:
         file.write("more 1\n")
     with pytest.raises(ValueError, match=r"bin was prepared with another vocabulary \(dict.txt differs from that of"):
-        prepare_glue(official, other, tmp_path / "bin", ["RTE"], overwrite=True)
+        prepare_glue(official, other, tmp_path / "bin", ["RTE"])
 
 
 def test_the_official_files_are_never_replaced(vocabulary, tmp_path):
     official = official_folder(tmp_path / "official")
     content = (official / "RTE" / "train.tsv").read_bytes()
-    with pytest.raises(ValueError, match="CoLA is not a prepared task: choose another output folder"):
-        prepare_glue(official, vocabulary, official, overwrite=True)
+    with pytest.raises(ValueError, match="CoLA exists already; remove it, or choose another output folder"):
+        prepare_glue(official, vocabulary, official, ["CoLA"])
     assert (official / "RTE" / "train.tsv").read_bytes() == content and not (official / "dict.txt").exists()
 
 

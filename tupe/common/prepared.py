@@ -33,16 +33,6 @@ def check_name(folder: str | Path) -> None:
             raise ValueError(f"{path}: in a path of data, fairseq takes {sign!r} as {meaning}; choose another name")
 
 
-def check_replaced(folder: Path, name: str, overwrite: bool) -> None:
-    """Raise ValueError if something is where a task is to be written: a task, without `overwrite`, or anything else."""
-    if not (folder / name).exists():
-        return
-    if name not in tasks_in(folder):
-        raise ValueError(f"{folder / name} is not a prepared task: choose another output folder")
-    if not overwrite:
-        raise ValueError(f"{folder / name} exists already; pass --overwrite to replace it")
-
-
 @contextmanager
 def encoding(vocabulary: str | Path, output: str | Path, workers: int | None) -> Iterator[Callable]:
     """Inside, `output` is this process's own and has the files of the text encoder of the folder `vocabulary`, and the

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..common import options
 from ..common.options import shorten, shorten_list, task_key
-from ..common.prepared import check_name, check_replaced, encoding, tasks_in, worker
+from ..common.prepared import check_name, encoding, tasks_in, worker
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
 from ..run.checksums import seal_all
@@ -96,7 +96,6 @@ def prepare_task(name: str, task: Glue, splits: Iterable, vocabulary: Path, outp
     try:
         with naming(output / name):
             _write_task(name, task, splits, vocabulary, partial, map_rows)
-        shutil.rmtree(output / name, ignore_errors=True)
         partial.rename(output / name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -130,6 +129,12 @@ def _write_task(name, task, splits, vocabulary, folder, map_rows):
     seal_all(folder, command_line(), [vocabulary / "dict.txt"])
 
 
+def check_absent(folder: Path) -> None:
+    """Raise ValueError if something is where a task is to be written."""
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; remove it, or choose another output folder")
+
+
 # ---------------------------------------------------------------------------------------------------------------- GLUE
 
 
@@ -152,8 +157,7 @@ def _files_of(name, source):
     "--tasks", type=options.ListOf(), help=f"Tasks to prepare (default: all in the folder), of {', '.join(TASKS)}."
 )
 @options.jobs("The number of processes that encode text (default: one per core).")
-@click.option("--overwrite", is_flag=True, help="Replace tasks that were prepared before.")
-def glue_command(glue, data, output, tasks, jobs, overwrite):
+def glue_command(glue, data, output, tasks, jobs):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data.
 
     Each task gets a folder with input0, input1 and label, which fairseq's own task `sentence_prediction` reads too.
@@ -163,13 +167,13 @@ def glue_command(glue, data, output, tasks, jobs, overwrite):
     names = [glue_name(name) for name in tasks or ()] or [name for name in TASKS if (glue / name).is_dir()]
     if not names:
         raise ValueError(f"{glue} has none of the folders {', '.join(TASKS)}")
-    if there and not tasks and not overwrite:
-        click.echo(f"prepared already: {', '.join(there)} (--overwrite makes them anew)")
+    if there and not tasks:
+        click.echo(f"prepared already: {', '.join(there)}")
         names = [name for name in names if name not in there]
     for name in names:  # before anything is written
         if not (glue / name).is_dir():
             raise ValueError(f"{glue} has no folder {name}")
-        check_replaced(output, name, overwrite)
+        check_absent(output / name)
         for split, path in _files_of(name, glue / name):
             read_split(name, split, path)
     with encoding(vocabulary, output, jobs) as map_rows:
@@ -236,8 +240,7 @@ def read_own(path: Path, text: Sequence[str], label: str, reading: Reading, test
 @click.option("--test", type=click.Path(path_type=Path), help="A file to predict, with labels or without.")
 @click.option("--unquoted", is_flag=True, help="In .csv and .tsv a quotation mark is text.")
 @options.jobs("Processes that encode text (default: one per core).")
-@click.option("--overwrite", is_flag=True, help="Replace a task that was prepared before.")
-def labels_command(file, text, label, data, output, name, valid, test, unquoted, jobs, overwrite):
+def labels_command(file, text, label, data, output, name, valid, test, unquoted, jobs):
     """Turn a table with classes of your own into a task for fine-tuning, beside those of GLUE.
 
     FILE: .csv, .tsv (with a header line), .jsonl or .parquet. Each row has one or two texts and a class.
@@ -248,7 +251,7 @@ def labels_command(file, text, label, data, output, name, valid, test, unquoted,
     check_task_name(name, output)
     if not 1 <= len(text) <= 2 or len({*text, label}) < len(text) + 1:
         raise ValueError(f"--text {','.join(text)}, --label {label}: give one or two columns of text and another one")
-    check_replaced(output, name, overwrite)
+    check_absent(output / name)
     rows = read_own(file, text, label, reading)
     labels = classes_of(rows, label)
     metrics = ("accuracy", "f1" if len(labels) == 2 else "macro_f1")
