@@ -100,7 +100,7 @@ def quantities(row: dict, peak: dict, setting: Setting) -> dict:
               help=f"Models of {', '.join(CONTENDERS)}.")  # fmt: skip
 @options.size()
 @click.option("--layers", type=click.IntRange(0), default=0, help="The number of layers (default: those of the size).")
-@options.vocab_size()
+@click.option("--vocab-size", type=click.IntRange(1), default=32768, show_default=True, help="Types of the vocabulary.")
 @batches
 @comparison
 def command(models, size, layers, vocab_size, lengths, tokens, precision, device, turns, output):

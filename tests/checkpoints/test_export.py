@@ -518,7 +518,6 @@ def test_losses_are_those_of_transformers(exported):
 
 
 def test_an_export_is_data_enough_for_another_one(exported, data, tmp_path):
-    """... and nothing is written where that cannot be."""
     _, path, _ = exported
     theirs = shutil.copytree(data, tmp_path / "data")
     counts, types = {"documents kept": 1, "tokens": 2}, len(read_symbols(data))
@@ -526,10 +525,6 @@ def test_an_export_is_data_enough_for_another_one(exported, data, tmp_path):
     export(path, tmp_path / "out_first", theirs)
     export(path, tmp_path / "out_second", tmp_path / "out_first")
     assert "2 words and signs" in (tmp_path / "out_first" / "README.md").read_text()
-    before = sorted(theirs.iterdir())
-    with pytest.raises(ValueError, match="are both"):
-        export(path, theirs, theirs)
-    assert sorted(theirs.iterdir()) == before
 
 
 def test_heads_travel(exported, data, tmp_path, caplog):

@@ -45,7 +45,7 @@ def run(*words):
 
 
 def prepare(file, data, output, *words, text="question,text", label="cats"):
-    where = [file, "--data", data, "--output", output, "--text", text, "--label", label, "--jobs=1"]
+    where = [file, "--data", data, "--output", output, "--text", text, "--label", label]
     return run("prepare", "labels", *where, *words)
 
 

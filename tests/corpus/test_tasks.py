@@ -1,8 +1,6 @@
 """GLUE's official files, and preparing them."""
 
-import os
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from helpers import HEADERS, ROWS, official_folder, prepare_glue, write_lines
 from tupe.common.prepared import tasks_in
 from tupe.corpus.tasks import glue_command, read_split
 from tupe.data.glue import TASKS, check_glue
-from tupe.text import PaperText, TextEncoder
+from tupe.text import TextEncoder
 
 # ---------------------------------------------------------------------------------------------------- official files
 
@@ -94,7 +92,7 @@ def test_bad_files_are_refused_with_file_and_line(name, content, message, tmp_pa
 @pytest.fixture(scope="module")
 def prepared(vocabulary, tmp_path_factory):
     folder = tmp_path_factory.mktemp("glue")
-    prepare_glue(official_folder(folder / "official"), f"{vocabulary}:{vocabulary}", folder / "bin", jobs=2)
+    prepare_glue(official_folder(folder / "official"), f"{vocabulary}:{vocabulary}", folder / "bin")
     return folder / "bin"
 
 
@@ -198,30 +196,15 @@ def test_all_files_are_checked_before_anything_is_written(vocabulary, tmp_path):
     official = official_folder(tmp_path / "official")
     write_lines(official / "RTE" / "dev.tsv", [HEADERS["RTE"], "0\ta\tb\tmaybe"])
     arguments = ["--glue", official, "--data", vocabulary, "--output", tmp_path / "bin", "--tasks", "cola,rte"]
-    result = CliRunner().invoke(glue_command, [*map(str, arguments), "--jobs=1"])
+    result = CliRunner().invoke(glue_command, [*map(str, arguments)])
     assert result.exit_code == 2 and "unknown label 'maybe'" in result.stderr
     assert not result.stdout and not (tmp_path / "bin").exists()
-
-
-def test_a_process_that_is_killed_ends_the_command(vocabulary, tmp_path, monkeypatch):
-    parent, encode = os.getpid(), PaperText.encode
-
-    def die(encoder, text):
-        if os.getpid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return encode(encoder, text)
-
-    monkeypatch.setattr(PaperText, "encode", die)
-    arguments = ["--glue", official_folder(tmp_path), "--data", vocabulary, "--output", tmp_path / "bin", "--jobs=2"]
-    result = CliRunner().invoke(glue_command, [*map(str, arguments)])
-    assert result.exit_code == 2 and "a process that encodes text died" in result.output
-    assert not list((tmp_path / "bin").glob(".*.partial"))
 
 
 def test_splits_are_reported_and_nothing_of_a_killed_process_stays(vocabulary, tmp_path):
     official = official_folder(tmp_path / "official")
     (tmp_path / "bin" / ".MRPC.partial" / "input0").mkdir(parents=True)
-    arguments = ["--glue", official, "--data", vocabulary, "--output", tmp_path / "bin", "--tasks=cola", "--jobs=1"]
+    arguments = ["--glue", official, "--data", vocabulary, "--output", tmp_path / "bin", "--tasks=cola"]
     result = CliRunner().invoke(glue_command, list(map(str, arguments)))
     assert result.stdout.splitlines()[-1].startswith("CoLA test: 1 rows, 5 tokens")
     assert [path.name for path in (tmp_path / "bin").iterdir() if path.is_dir()] == ["CoLA"]

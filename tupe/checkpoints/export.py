@@ -3,6 +3,7 @@ With the model's code, which is the files of this package's root, it is loaded w
 
 import importlib.util
 import json
+import logging
 import os
 import shlex
 import tempfile
@@ -14,10 +15,13 @@ import click
 from ..common import options as choices
 from ..common.options import Command, shorten_list
 from ..common.prepared import tokenizer_files
+from ..data.splits import folders_of
 from ..positions import bounded_schemes
 from ..run import checksums, record
 from ..run.checksums import write_sealed
 from .trained import Trained, read_model
+
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[1]
 # Files of the package's root that are not the model.
@@ -41,8 +45,6 @@ def export(
     """
     trained = checkpoint if isinstance(checkpoint, Trained) else read_model(checkpoint)
     head, data = trained.choose_head(head), trained.text(data)
-    if Path(output).resolve() == data.resolve():
-        raise ValueError(f"--data and --output are both {output}; choose another folder to write")
     if (Path(output) / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
     text = tokenizer_files(data, trained.config.max_positions, code)
@@ -74,21 +76,24 @@ def files_of(trained: Trained, text: Mapping, head: str | None = None, code: boo
     return {**files, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
 
 
-def publish(run: Path, data: Path) -> None:
+def publish(run: Path, data: str) -> None:
     """Write the model of a finished run of fairseq's into its folder, under the names that the second engine gives it:
-    the best of a fine-tuning, the last of a pre-training. data: the folder of its dict.txt. Where it is already, or
-    there is no checkpoint, nothing is written. Raises ValueError for a model that is not of this package."""
+    the best of a fine-tuning, the last of a pre-training. data: as `folders_of` reads it. Where it is already, or there
+    is no checkpoint, nothing is written; nor, with a warning, of a model that is not of this package."""
     found = [path for name in ("best", "last") if (path := run / f"checkpoint_{name}.pt").is_file()]
     if not found:
         return
     best = (record.read(run) or record.Record()).metrics
-    trained = read_model(found[0 if best else -1], mmap=True)
-    if (run / "config.json").is_file() and record.updates_of(run) == trained.updates:
-        return
-    for name in (checksums.NAME, "config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
-        (run / name).unlink(missing_ok=True)
-    text = tokenizer_files(data, trained.config.max_positions, code=False)
-    write_sealed(run, files_of(trained, text, trained.choose_head(None)))
+    try:
+        trained = read_model(found[0 if best else -1], mmap=True)
+        if (run / "config.json").is_file() and record.updates_of(run) == trained.updates:
+            return
+        for name in (checksums.NAME, "config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
+            (run / name).unlink(missing_ok=True)
+        text = tokenizer_files(folders_of(data)[0], trained.config.max_positions, code=False)
+        write_sealed(run, files_of(trained, text, trained.choose_head(None)))
+    except (ValueError, OSError) as error:  # the run is finished all the same
+        logger.warning(f"{run} gets no config.json and model.safetensors: {error}")
 
 
 def onnx_file(config: dict, weights: dict) -> bytes:

@@ -244,10 +244,6 @@ def size(default: str = "base", help: str = "The size of the models.") -> Callab
     return click.option("--size", type=click.Choice(list(SIZES)), default=default, show_default=True, help=help)
 
 
-def vocab_size(default: int = 32768, help: str = "Types of the vocabulary.") -> Callable:
-    return click.option("--vocab-size", type=click.IntRange(1), default=default, show_default=True, help=help)
-
-
 def seed(default: int = 1, help: str = "The seed of everything random.") -> Callable:
     return click.option("--seed", type=int, default=default, show_default=True, help=help)
 

@@ -289,9 +289,10 @@ def _option(name: str, help: str, **more) -> Callable:
 @_option("--field", "The column of a table, or the key of JSON, that holds the text.")
 @_option("--unquoted", "In .csv and .tsv a quotation mark is text, as in most .tsv files of data sets.", is_flag=True)
 @_option("--tokenizer", "The paper's, or a tokenizer.json or its folder.", metavar="paper|PATH")
-@options.vocab_size(
-    Choices.vocab_size, "Types of the vocabulary, with the five special ones. A tokenizer.json has its own."
-)
+@_option(
+    "--vocab-size", "Types of the vocabulary, with the five special ones. A tokenizer.json has its own.",
+    type=click.IntRange(1),
+)  # fmt: skip
 @_option("--language", "The language of the rules of spaCy and Moses, for example de.", metavar="CODE")
 @_option("--cased", "Keep capital letters. A tokenizer.json decides about case itself.", is_flag=True)
 @_option(

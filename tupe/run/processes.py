@@ -8,25 +8,16 @@ import multiprocessing.util
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from .stop import SIGNALS
 
 PROGRAM = (sys.executable, "-m", "tupe")
 LONGEST_FOLDER = 107 - len("/listener-12345678")  # of a Unix socket's path, and the name of Python's in a folder
-
-
-def complete(command: Iterable) -> None:
-    """Run a command to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
-    done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", errors="backslashreplace")
-    if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip()
-        raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
 
 
 def prepare_for_data_workers(fewest: int = 256) -> None:
