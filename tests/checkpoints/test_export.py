@@ -573,7 +573,7 @@ def test_same_ids_for_the_same_text(exported, data):
         assert tokenizer(text)["input_ids"] == [0, *ids, 2]
         assert tokenizer(text, SENTENCES[0])["input_ids"] == [0, *ids, 2, 2, *first, 2]
     ids = tokenizer(SENTENCES[4])["input_ids"]
-    pieces = [encoder.ids.get(span.text, 3) for span in encoder.spans(SENTENCES[4], ["<mask>"])]
+    pieces = [encoder.ids.get(span.text, 3) for word in encoder.word_spans(SENTENCES[4], ["<mask>"]) for span in word]
     assert ids == [0, *pieces, 2] and tokenizer.mask_token_id in ids
     ids, unmasked = (tokenizer(f"Mr. {word} went home .")["input_ids"] for word in ("<mask>", "Smith"))
     place, smith = ids.index(tokenizer.mask_token_id), tokenizer("Smith")["input_ids"][1:-1]

@@ -24,12 +24,18 @@ from ..run.checksums import check
 RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": bool}
 MODEL = {names_in("fairseq")[f.name]: f.metadata["choices"] or f.type for f in fields(ModelConfig)} | RUNNING
 COMMON = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), bool) | {"seed": int}
+SHORTEN = {"shorten_method": ("none", "truncate", "random_crop"), "shorten_data_split_list": str}
 MASKED_LM = {
     "data": str, "sample_break_mode": ("none", "complete", "complete_doc", "eos"), "tokens_per_sample": int,
-    "mask_prob": float, "leave_unmasked_prob": float, "random_token_prob": float, "seed": int,
+    "mask_prob": float, "leave_unmasked_prob": float, "random_token_prob": float, "freq_weighted_replacement": bool,
+    "mask_whole_words": bool, "mask_multiple_length": int, "mask_stdev": float, **SHORTEN, "seed": int,
+    "include_target_tokens": bool, "include_index": bool, "skip_masking": bool, "d2v2_multi": bool,
 }  # fmt: skip
 OURS = {"finetune_from_model": str}
-PRETRAINING = {**MASKED_LM, "sample_break_mode": ("complete",), **OURS}
+PRETRAINING = {
+    "data": str, "sample_break_mode": ("complete",), "tokens_per_sample": int, "mask_prob": float,
+    "leave_unmasked_prob": float, "random_token_prob": float, "seed": int, **OURS,
+}  # fmt: skip
 # What a checkpoint chooses by name, and fairseq then builds: ours, and those of fairseq's that recipes use. A package
 # that stands on ours adds its own.
 ADMITTED = {
@@ -39,9 +45,9 @@ ADMITTED = {
             **OURS, "seed": int, "data": str, "glue_task": str, "classification_head_name": str,
         },
         "sentence_prediction": {
-            "data": str, "num_classes": int, "init_token": int, "separator_token": int, "no_shuffle": bool, "seed": int,
+            "data": str, "num_classes": int, "init_token": int, "separator_token": int, "no_shuffle": bool, **SHORTEN,
             "add_prev_output_tokens": bool, "max_positions": int, "regression_target": bool,
-            "classification_head_name": str,
+            "classification_head_name": str, "seed": int, "d2v2_multi": bool,
         },
     },
     "criterion": {

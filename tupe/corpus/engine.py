@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from ..common.prepared import check_name
 from ..normaliser import SENTENCES
 from ..run import processes
 from ..run.checksums import NAME, seal_all
-from ..run.folder import naming, owned, remove_partial, write_atomically
+from ..run.folder import fill, owned, remove_partial, write_atomically
 from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
@@ -56,23 +55,6 @@ class Choices:
 
 
 # ------------------------------------------------------------------------------------------------------- running tasks
-
-
-def run_task(function: Callable, target: Path, args: tuple) -> None:
-    """Run function(folder, *args) on a new folder, which is renamed to `target` only when all is written."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.parent / f".{target.name}.{uuid.uuid4().hex}"
-    folder.mkdir()
-    try:
-        with naming(target):
-            function(folder, *args)
-        try:
-            folder.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another process has just done the same work, with the same result
-                raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -119,7 +101,7 @@ class Preparation:
         return list(targets)
 
     def _run(self, pool, function, todo, bar):
-        running = {pool.submit(run_task, function, target, args) for target, args in todo.items()}
+        running = {pool.submit(fill, target, function, *args) for target, args in todo.items()}
         try:
             while running:
                 done, running = concurrent.futures.wait(running, LOOK, concurrent.futures.FIRST_COMPLETED)

@@ -18,7 +18,7 @@ from ..common.prepared import check_name, copied_encoder, tasks_in
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
 from ..run.checksums import seal_all
-from ..run.folder import naming, write_atomically
+from ..run.folder import fill, write_atomically
 from ..run.record import command_line
 from ..text import TextEncoder
 from .records import Reading, number_of, read_fields, text_of
@@ -51,7 +51,7 @@ def read_table(path: str | Path, fields: dict, label: str, reading: Reading, sta
 
 
 def values_of(rows: list[tuple], task: Glue) -> list[tuple]:
-    """[(texts, label)] as `prepare_task` takes them: the label is a class, a number in [0, 1] for a regression, or
+    """[(texts, label)] as `write_task` takes them: the label is a class, a number in [0, 1] for a regression, or
     None. Raises ValueError, with the place, for an unknown label."""
     values = []
     for where, texts, label in rows:
@@ -85,20 +85,10 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
 # ------------------------------------------------------------------------------------------- fairseq's binary format
 
 
-def prepare_task(name: str, task: Glue, splits: Iterable, encoder: TextEncoder, output: Path) -> None:
-    """Write the folder of a task, whole or not at all, and print a line for each split.
-    splits: of (name, rows, {reason: number of rows that were dropped}), the rows as `read_split` has them."""
-    partial = output / f".{name}.partial"
-    try:
-        with naming(output / name):
-            _write_task(name, task, splits, encoder, partial)
-        partial.rename(output / name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write_task(name, task, splits, encoder, folder):
-    (folder / "label").mkdir(parents=True)
+def write_task(folder: Path, name: str, task: Glue, splits: Iterable, encoder: TextEncoder) -> None:
+    """Write a task into a new folder, and print a line for each split. splits: of (name, rows, {reason: number of rows
+    that were dropped}), the rows as `read_split` has them."""
+    (folder / "label").mkdir()
     for i in range(len(task.text)):
         (folder / f"input{i}").mkdir()
         shutil.copyfile(encoder.folder / "dict.txt", folder / f"input{i}" / "dict.txt")
@@ -175,7 +165,7 @@ def glue_command(glue, data, output, tasks):
     encoder = copied_encoder(vocabulary, output)
     for name in names:
         splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, glue / name))
-        prepare_task(name, TASKS[name], splits, encoder, output)
+        fill(output / name, write_task, name, TASKS[name], splits, encoder)
 
 
 # ------------------------------------------------------------------------------------------------- labels of one's own
@@ -263,4 +253,4 @@ def labels_command(file, text, label, data, output, name, valid, test, unquoted)
     counts = Counter(found for _, _, found in tables["train"])
     shown = [f"{each} ({counts[each] / counts.total():.1%} of training)" for each in labels]
     click.echo(f"{name}: {len(labels)} classes, in this order: {shorten_list(shown)}")
-    prepare_task(name, task, splits, copied_encoder(vocabulary, output), output)
+    fill(output / name, write_task, name, task, splits, copied_encoder(vocabulary, output))

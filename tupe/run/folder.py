@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import time
+import uuid
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -69,6 +70,23 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write a file whole or not at all; see `written`."""
     with written(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def fill(path: Path, function: Callable, *args) -> None:
+    """Run function(folder, *args) on a new folder, which becomes `path` only when all is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.parent / f".{path.name}.{uuid.uuid4().hex}{PARTIAL}"
+    folder.mkdir()
+    try:
+        with naming(path):
+            function(folder, *args)
+        try:
+            folder.rename(path)
+        except OSError:
+            if not path.is_dir():  # else another process has just done the same work, with the same result
+                raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_together(folder: str | Path, files: dict[str, str | bytes | Callable]) -> None:
