@@ -244,7 +244,7 @@ def test_a_checkpoint_needs_no_data_to_know_its_labels(tuned, vocabulary, prepar
     from tupe.checkpoints.trained import read_model
 
     trained = read_model(tuned["fairseq"] / "checkpoint_last.pt")
-    assert trained.label_names(trained.choose_head(None)) == LABELS
+    assert trained.label_names(trained.only_head()) == LABELS
 
 
 @pytest.mark.thorough

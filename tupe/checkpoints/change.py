@@ -25,8 +25,6 @@ TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
 
 def average(paths: Sequence) -> Trained:
     """The last model with the mean of all weights. Sums are in float64. Raises ValueError if the models differ."""
-    if len(paths) < 2:
-        raise ValueError(f"averaging needs at least two checkpoints, not {len(paths)}")
     first, total = read_model(paths[0]), {}
     for path in paths:
         last = read_model(path)

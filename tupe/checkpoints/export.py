@@ -31,20 +31,18 @@ TOKENISER = {"tokenization_tupe", "text", "normaliser"}  # ours; others need non
 
 
 def export(
-    checkpoint: str | Path | Trained, output: str | Path, data: str | Path | None = None, head: str | None = None,
-    code: bool = True, onnx: bool = False,
+    checkpoint: str | Path | Trained, output: str | Path, data: str | Path | None = None, code: bool = True,
+    onnx: bool = False,
 ) -> None:  # fmt: skip
     """Write config.json, model.safetensors, the tokeniser's files, a model card and the code into the folder `output`.
 
     checkpoint: a file of fairseq's, a folder of transformers, or a model. data: folder with dict.txt and the model of
-    the pieces, without which no tokeniser is exported (default: see `Trained.text`). head: the classification head that
-    becomes the classifier, if there are several. code: without it, the folder is loaded where this package is installed
-    (`import tupe.hf`). onnx: write model.onnx too, see `onnx_file`.
-    Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
+    the pieces, without which no tokeniser is exported (default: see `Trained.text`). code: without it, the folder is
+    loaded where this package is installed (`import tupe.hf`). onnx: write model.onnx too, see `onnx_file`. Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
     model already, or one of the files with another content.
     """
     trained = checkpoint if isinstance(checkpoint, Trained) else read_model(checkpoint)
-    head, data = trained.choose_head(head), trained.text(data)
+    head, data = trained.only_head(), trained.text(data)
     if (Path(output) / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
     text = tokenizer_files(data, trained.config.max_positions, code)
@@ -91,7 +89,7 @@ def publish(run: Path, data: str) -> None:
         for name in (checksums.NAME, "config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
             (run / name).unlink(missing_ok=True)
         text = tokenizer_files(folders_of(data)[0], trained.config.max_positions, code=False)
-        write_sealed(run, files_of(trained, text, trained.choose_head(None)))
+        write_sealed(run, files_of(trained, text, trained.only_head()))
     except (ValueError, OSError) as error:  # the run is finished all the same
         logger.warning(f"{run} gets no config.json and model.safetensors: {error}")
 
@@ -234,10 +232,9 @@ text_option = choices.data(
 @choices.checkpoint("The checkpoint to export.")
 @choices.output("The folder to write.")
 @text_option
-@click.option("--head", help="The classification head to export, if there are several.")
 @click.option("--code/--no-code", default=True, show_default=True, help="Copy the model's code into the folder.")
 @click.option("--onnx", is_flag=True, help="Write model.onnx too, and check it with onnxruntime (needs tupe[onnx]).")
-def command(checkpoint, output, data, head, code, onnx):
+def command(checkpoint, output, data, code, onnx):
     """Write a folder that the transformers library loads without fairseq; with the code in it, also without this
     project.
 
@@ -249,5 +246,5 @@ def command(checkpoint, output, data, head, code, onnx):
     tupe checkpoint export --checkpoint checkpoint_last.pt --output OUT --no-code
     python -c "import tupe.hf; from transformers import AutoModel; AutoModel.from_pretrained('OUT')"
     """
-    export(checkpoint, output, data, head, code, onnx)
+    export(checkpoint, output, data, code, onnx)
     click.echo(f"wrote {output}")

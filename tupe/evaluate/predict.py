@@ -82,7 +82,7 @@ def classifier(name: str, checkpoint: str | Path, data: Path) -> TupeForSequence
     trained_on = trained.task.get("glue_task") or (about.task if about else None)
     if not trained.heads() or task_key(trained_on or name) != task_key(name):
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on or 'something else'}")
-    head = trained.choose_head(trained.task.get("classification_head_name"))
+    head = trained.only_head()
     names = trained.label_names(head)
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
