@@ -38,8 +38,9 @@ def export(
 
     checkpoint: a file of fairseq's, a folder of transformers, or a model. data: folder with dict.txt and the model of
     the pieces, without which no tokeniser is exported (default: see `Trained.text`). code: without it, the folder is
-    loaded where this package is installed (`import tupe.hf`). onnx: write model.onnx too, see `onnx_file`. Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
-    model already, or one of the files with another content.
+    loaded where this package is installed (`import tupe.hf`). onnx: write model.onnx too, see `onnx_file`. Raises
+    ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a model
+    already, or one of the files with another content.
     """
     trained = checkpoint if isinstance(checkpoint, Trained) else read_model(checkpoint)
     head, data = trained.only_head(), trained.text(data)
