@@ -215,7 +215,8 @@ def test_out_of_memory_ends_a_run(learnable, pretrained, tmp_path, monkeypatch):
     with pytest.raises(torch.cuda.OutOfMemoryError):
         finetune(learnable, pretrained, tmp_path, *epochs(1))
     run = read(tmp_path)
-    assert run.state == "failed" and run.failure["reason"].startswith("out of memory: ") and run.failure["status"] == 1
+    assert run.state == "failed" and run.failure["status"] == 1
+    assert run.failure["reason"].startswith("OutOfMemoryError: CUDA out of memory")
     assert run.scores == [] and run.task == "CoLA" and run.command and run.versions["torch"]
 
 
