@@ -82,8 +82,8 @@ def publish(run: Path, data: str) -> None:
     found = [path for name in ("best", "last") if (path := run / f"checkpoint_{name}.pt").is_file()]
     if not found:
         return
-    best = (record.read(run) or record.Record()).metrics
     try:
+        best = (record.read(run) or record.Record()).metrics
         trained = read_model(found[0 if best else -1], mmap=True)
         if (run / "config.json").is_file() and record.updates_of(run) == trained.updates:
             return
