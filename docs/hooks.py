@@ -11,6 +11,7 @@ from mkdocs.structure.pages import Page
 
 from tupe import cli, schemes_absolute, schemes_bias, schemes_content, schemes_rotation
 from tupe.cli.catalogue import card, list_schemes
+from tupe.common.tables import TextTable
 from tupe.plugin import patches
 from tupe.schemes import SCHEMES
 
@@ -30,10 +31,15 @@ def cards() -> str:
     return "\n".join(lines)
 
 
+def table_of_patches() -> str:
+    rows = [[f"`{patch.attribute}`", patch.when, patch.reason, patch.until] for patch in patches.PATCHES]
+    return TextTable.plain(["attribute", "replaced", "because", "needed until"], rows, align="llll").markdown()
+
+
 PRINTED = {
     "the table of schemes": lambda: CliRunner().invoke(list_schemes).output,
     "the cards of schemes": cards,
-    "the table of patches": patches.table,
+    "the table of patches": table_of_patches,
 }
 
 

@@ -1,16 +1,18 @@
 """Trains a checkpoint further at one length after another, as Wang et al. (2021) do: 5 epochs at length 128, then 2 at
-512, with the next-sentence objective.
+512, with the next-sentence objective, for which it gets segment embeddings.
 
-    tupe checkpoint swap --checkpoint RUN --position rope --segments --output swapped
+    tupe checkpoint swap --checkpoint RUN --position rope --output swapped
     python -m lab continue --data DATA --checkpoint swapped --output DIR --next-sentence
 """
 
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
+import torch
 
 from tupe import config
 from tupe.checkpoints.change import stretch
@@ -18,6 +20,8 @@ from tupe.checkpoints.export import export
 from tupe.checkpoints.trained import read_model
 from tupe.common import options
 from tupe.common.options import ListOf
+from tupe.data.blocks import EOS, PAD
+from tupe.encoder import Encoder
 from tupe.positions import bounded_schemes
 
 NEXT_SENTENCE = [
@@ -38,6 +42,21 @@ def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
     return output
 
 
+def with_segments(checkpoint: Path, output: Path) -> Path:
+    """The checkpoint itself if it has segment embeddings, or else the folder `output`, which is written: the same, with
+    new ones."""
+    trained = read_model(checkpoint)
+    if trained.config.segments == "learned":
+        return checkpoint
+    if not (output / "config.json").exists():  # else of a run that is resumed
+        torch.manual_seed(1)
+        model = replace(trained.config, segments="learned")
+        vectors = Encoder(trained.types, PAD, EOS, model).state_dict()["segments.weight"]
+        weights = {**trained.weights, "encoder.segments.weight": vectors}
+        export(replace(trained, config=model, weights=weights, updates=0), output, code=False)
+    return output
+
+
 @click.command("continue", cls=options.Command, context_settings={"ignore_unknown_options": True})
 @options.data()
 @options.checkpoint("The checkpoint to go on from, for example of `tupe checkpoint swap`.")
@@ -46,7 +65,7 @@ def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
 @click.option(
     "--epochs", type=ListOf(click.IntRange(1)), default="5,2", show_default=True, help="Epochs at each length."
 )
-@click.option("--next-sentence", is_flag=True, help="Predict next sentences too, which needs segment embeddings.")
+@click.option("--next-sentence", is_flag=True, help="Predict next sentences too, with segment embeddings.")
 @click.option("--stretch", "stretches", is_flag=True, help="Make more vectors of tables that are shorter than a "
               "length, as `tupe checkpoint stretch` does.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print the commands, and run none.")
@@ -57,6 +76,8 @@ def command(data, checkpoint, output, lengths, epochs, next_sentence, stretches,
         raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
     for length in lengths:  # before the first of them is trained
         config.check("tokens_per_sample", length)
+    if next_sentence and not dry_run:
+        checkpoint = with_segments(checkpoint, output / "with_segments")
     for length, count in zip(lengths, epochs, strict=True):
         folder = output / f"length{length}"
         if stretches and not dry_run:

@@ -33,7 +33,7 @@ if [ "$engine" = torch ]; then stack=train venv=.venv-train last=; fi
 run bash scripts/setup.sh --stack $stack
 export CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PATH=$PWD/$venv/bin:$PATH
 SECONDS=0
-precision=$(python -c 'from tupe.cpu import bf16_speed; print("autocast" if bf16_speed() > 1.2 else "float32")')
+precision=$(python -c 'from lab.quickstart import bf16_speed; print("autocast" if bf16_speed() > 1.2 else "float32")')
 settings="$updates updates, $precision, $engine"
 # One that was interrupted goes on. Of one that came to its end, or had other settings, downloads and data alone are kept.
 if [ -e "$out/table.md" ] || [ "$(cat "$out/quickstart" 2> /dev/null)" != "$settings" ]; then

@@ -148,10 +148,10 @@ def official_folder(folder):
     return folder
 
 
-def prepare_glue(official, data, output, tasks=(), jobs=1, overwrite=False):
+def prepare_glue(official, data, output, tasks=()):
     from tupe.corpus.tasks import glue_command
 
-    glue_command.callback(Path(official), data, Path(output), tasks, jobs, overwrite)
+    glue_command.callback(Path(official), data, Path(output), tasks)
 
 
 # ------------------------------------------------------------------------------------------------------------- models

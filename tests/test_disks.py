@@ -15,7 +15,7 @@ WRITERS = {
     "checkpoint stretch": ["--checkpoint={pretrained}", "--length=40", "--output={out}/a"],
     "checkpoint export": ["--checkpoint={pretrained}", "--data={data}", "--output={out}"],
     "prepare corpus": ["{source}/a.txt", "--output={out}", "--vocab-size=60", "--jobs=1", "--valid-fraction=0.3"],
-    "prepare glue": ["--glue={source}/glue", "--data={data}", "--output={out}", "--jobs=1", "--tasks=RTE"],
+    "prepare glue": ["--glue={source}/glue", "--data={data}", "--output={out}", "--tasks=RTE"],
     "minimal-pairs": ["{pretrained}", "--data={data}", "--pairs={source}/pairs.jsonl", "--output={out}"],
     "order": ["{pretrained}", "--data={data}", "--tokens=100", "--sentences=2", "--output={out}"],
     "extrapolate": ["{pretrained}", "--data={data}", "--lengths=20,40", "--windows=2", "--output={out}"],

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import example, given
-from test_normaliser import MANY, NORMALISER, TEXTS
+from test_normaliser import MANY, NORMALISER, TEXTS, spans_of
 
 from tupe.text import TextEncoder, read_dictionary
 
@@ -11,7 +11,7 @@ ENCODER = TextEncoder(Path(__file__).resolve().parent.parent / "models" / "tupe_
 
 
 def pieces_of(text):
-    return [span.text for span in ENCODER.spans(text, ["<mask>"])]
+    return [span.text for word in ENCODER.word_spans(text, ["<mask>"]) for span in word]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def pieces_of(text):
     ],
 )
 def test_around_a_mask_the_text_is_what_it_is_around_a_word(text):
-    spans = NORMALISER.spans(text)
+    spans = spans_of(NORMALISER, text)
     words = [match for match in re.finditer(r"[A-Za-z]+", text) if (match[0].lower(), *match.span()) in spans]
     assert len(words) >= 3
     for word in words:

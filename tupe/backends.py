@@ -11,16 +11,10 @@ from .backend_sdpa import Sdpa
 from .positions import Positions
 from .tracing import is_traced, is_transformed
 
-
-def for_cards() -> ModuleType | None:
-    """Triton's kernels, which an export leaves out: of an import statement transformers would want the file."""
-    try:
-        return importlib.import_module(f"{__package__}.backend_triton")
-    except ModuleNotFoundError:
-        return None
-
-
-TRITON = for_cards()
+try:  # Triton's kernels, which an export leaves out: of an import statement transformers would want the file
+    TRITON: ModuleType | None = importlib.import_module(f"{__package__}.backend_triton")
+except ModuleNotFoundError:
+    TRITON = None
 # By the name that the option `attention` knows.
 BACKENDS: dict[str, type[Backend]] = {"plain": Plain, "blocked": Cpu, "sdpa": Sdpa}
 if TRITON:

@@ -5,9 +5,7 @@ function with its plain counterpart, and docs/dev/kernels.md has the measurement
 """
 
 import functools
-import math
 import platform
-import time
 from pathlib import Path
 from typing import Any
 
@@ -208,17 +206,3 @@ def split_heads(x: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
 def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a [n, k] times the transpose of b [m, k], plus bias [m]."""
     return product(a, b, bias) if on_onednn(a, b) else F.linear(a, b, bias)
-
-
-def bf16_speed() -> float:
-    """How many times as fast as in float32 this machine's CPU multiplies in bfloat16: about 2 by AMD's AVX-512 BF16,
-    more by AMX, 0.5 by Intel's AVX-512 BF16, and far less where it is emulated. Takes a hundredth of a second, or,
-    emulated, a few tenths."""
-    seconds = {torch.float32: math.inf, torch.bfloat16: math.inf}
-    for _ in range(4):
-        for dtype in seconds:
-            x = torch.ones(512, 512, dtype=dtype)
-            start = time.perf_counter()
-            multiply(x, x)
-            seconds[dtype] = min(seconds[dtype], time.perf_counter() - start)
-    return seconds[torch.float32] / seconds[torch.bfloat16]

@@ -411,10 +411,6 @@ class Normaliser:
         """The tokens, joined by blanks."""
         return " ".join(self.tokens(text))
 
-    def spans(self, text: str) -> list[Span]:
-        """The tokens of `tokens`, each with the characters text[start:end] that it was made from."""
-        return [Span(token, spans[0][0], spans[-1][1]) for token, spans in self.aligned(self.align(text))]
-
     @staticmethod
     def align(text: str) -> Aligned:
         """A text, each character with its own span."""

@@ -93,8 +93,8 @@ class Terms:
         """
         name = self.positions.name
         of_layer = LayerContext(
-            layer, self.token_positions, project or Missing("project=, the layer's own projections", name),
-            Missing("x=, the layer's input", name) if x is None else lambda: x, self.mask, self.positions.scale,
+            layer, self.token_positions, project or missing("project=, the layer's own projections", name),
+            missing("x=, the layer's input", name) if x is None else lambda: x, self.mask, self.positions.scale,
         )  # fmt: skip
         if self.bare:
             q, k, v = self.positions.rotate(q, k, v, of_layer)
@@ -122,14 +122,13 @@ class Terms:
         return self.prepared[own, reach]
 
 
-class Missing:
+def missing(what: str, name: str) -> Callable[..., Any]:
     """In place of an argument that an encoding turns out to need."""
 
-    def __init__(self, what: str, name: str):
-        self.message = f"the encoding {name} needs {what}, in the call of `attention`"
+    def refuse(*_: Any) -> Any:
+        raise ValueError(f"the encoding {name} needs {what}, in the call of `attention`")
 
-    def __call__(self, *_: Any) -> Any:
-        raise ValueError(self.message)
+    return refuse
 
 
 def check_mask(mask: Tensor | None, x: Tensor) -> Tensor | None:

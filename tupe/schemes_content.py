@@ -271,19 +271,8 @@ class Cope(PositionScheme):
         return below + (place - place.floor()) * (above - below)
 
 
-class ContentDecay(PositionScheme):
-    """Base of logits that fall with a distance which the tokens between, or at, the ends decide."""
-
-    def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
-        """[B, H, L, L], at least 0, not multiplied by the scale of logits."""
-        raise NotImplementedError
-
-    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
-        return -self.decay(q, k, layer) / layer.scale
-
-
 @register("cable")
-class Cable(ContentDecay):
+class Cable(PositionScheme):
     """CABLE (Veisi et al., 2025), and FoX's forget gates (Lin et al., 2025), with the other sign of w: each token adds
     softplus(w_h x + c_h) to the distance of all that it stands between, -|b_i - b_j| with b the sums up to a token.
 
@@ -299,14 +288,15 @@ class Cable(ContentDecay):
         inputs = dims.input_width or dims.width
         self.project = nn.ModuleList(Linear(inputs, dims.heads) for _ in range(dims.layers))
 
-    def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         steps = F.softplus(in_float32(self.project[layer.index](layer.input())))
         place = layer.counted(steps).cumsum(1).transpose(1, 2)  # [B, H, L]
-        return (place[..., :, None] - place[..., None, :]).abs()
+        distance = (place[..., :, None] - place[..., None, :]).abs()
+        return -distance / layer.scale  # which attention multiplies by
 
 
 @register("grape_a")
-class GrapeA(ContentDecay):
+class GrapeA(PositionScheme):
     """GRAPE-A (Zhang et al., 2025), key-gated: ALiBi, whose slopes the keys decide, omega_h m_h softplus(u_h . k_j /
     sqrt(D)) per token of distance, with u_h of length 1, ALiBi's slopes m and omega, which starts at 1. Each layer has
     its own in theirs: grape_a:layer."""
@@ -319,9 +309,9 @@ class GrapeA(ContentDecay):
         self.omega = nn.Parameter(torch.full((dims.heads,), math.log(math.e - 1)))  # softplus of it is 1
         self.direction = nn.Parameter(torch.randn(dims.heads, dims.head_dim) * dims.head_dim**-0.5)
 
-    def decay(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
+    def content(self, q: Tensor, k: Tensor, layer: LayerContext) -> Tensor:
         x = k.float() * q.size(-1) ** -0.5
         gate = F.softplus(x @ F.normalize(self.direction.float(), dim=-1)[:, :, None])  # [B, H, L, 1]
         slope = F.softplus(self.omega.float()) * Alibi.slopes_of(len(self.omega), q.device)
         distance = (layer.positions.index - layer.positions.index[:, None]).abs()  # [L, L]
-        return distance * slope[:, None, None] * gate.transpose(2, 3)
+        return -(distance * slope[:, None, None] * gate.transpose(2, 3)) / layer.scale

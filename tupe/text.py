@@ -182,14 +182,10 @@ class PaperText(TextEncoder):
     def pieces(self, text: str) -> list[str]:
         return self.token_pieces(self.normaliser.tokens(text))
 
-    def spans(self, text: str, whole: Collection[str] = ()) -> list[Span]:
-        """The pieces of `pieces`, each with the characters text[start:end] that it was made from. whole: strings, such
-        as "<mask>", that are pieces themselves; the text around one becomes what it is around a word with a capital
-        letter, such as a name."""
-        return [span for word in self.word_spans(text, whole) for span in word]
-
     def word_spans(self, text: str, whole: Collection[str] = ()) -> list[list[Span]]:
-        """`spans`, word by word."""
+        """The pieces of `pieces`, word by word, each with the characters text[start:end] that it was made from. whole:
+        strings, such as "<mask>", that are pieces themselves; the text around one becomes what it is around a word with
+        a capital letter, such as a name."""
         out, aligned = [], self.normaliser.align(text)
         back = self._hide(aligned, whole)
         hidden = re.compile(f"({'|'.join(back)})") if back else None

@@ -164,7 +164,7 @@ def draw(rows: list[dict]) -> Figure:
 @click.option("--positions", type=ListOf(), help="Schemes joined by '+', or architectures (default: all).")
 @options.size()
 @click.option("--layers", type=click.IntRange(0), default=0, help="The number of layers (default: those of the size).")
-@options.vocab_size()
+@click.option("--vocab-size", type=click.IntRange(1), default=32768, show_default=True, help="Types of the vocabulary.")
 @batches
 @comparison
 def command(positions, size, layers, vocab_size, lengths, tokens, precision, device, turns, output):

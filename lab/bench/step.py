@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tupe.common import options
-from tupe.common.active import is_out_of_memory, reason
+from tupe.common.active import reason
 from tupe.common.options import Command, ListOf
 from tupe.run.record import command_line
 
@@ -38,6 +38,11 @@ float32 weights), and clips gradients at 1; ours and Hugging Face's use PyTorch'
 fairseq's Adam, as their users do. Contenders take turns in one process, each turn in a new random order.
 Times are medians over turns. MiB: the most that a contender's tensors take at once in a step, weights, gradients and
 moments included. The peak is the fastest square product of size 2048 (on a GPU 8192), three in every turn."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that a GPU or the machine ran out of memory."""
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def measure(
@@ -100,7 +105,7 @@ def quantities(row: dict, peak: dict, setting: Setting) -> dict:
               help=f"Models of {', '.join(CONTENDERS)}.")  # fmt: skip
 @options.size()
 @click.option("--layers", type=click.IntRange(0), default=0, help="The number of layers (default: those of the size).")
-@options.vocab_size()
+@click.option("--vocab-size", type=click.IntRange(1), default=32768, show_default=True, help="Types of the vocabulary.")
 @batches
 @comparison
 def command(models, size, layers, vocab_size, lengths, tokens, precision, device, turns, output):

@@ -3,7 +3,7 @@
     fairseq-train DATA --user-dir lab/next_sentence --task next_sentence --criterion masked_lm_next_sentence ...
 
 A sequence is `<s> A </s> </s> B </s>`, where B follows A in its document or comes from another one (Devlin et al.,
-2019), and the model needs segment embeddings to tell them apart (`tupe checkpoint swap --segments`).
+2019), and the model needs segment embeddings to tell them apart (`python -m lab continue` adds them).
 """
 
 import functools
@@ -48,7 +48,7 @@ class NextSentenceTask(TupeMaskedLMTask):
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         model = super().build_model(cfg, from_checkpoint)
         if str(model.cfg.segments) == "none":
-            raise ValueError("next sentences need segment embeddings: tupe checkpoint swap --segments")
+            raise ValueError("next sentences need segment embeddings: python -m lab continue adds them")
         model.register_classification_head(HEAD, num_classes=2)
         return model
 

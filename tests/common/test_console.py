@@ -56,7 +56,7 @@ def test_the_root_logger_is_as_before(capsys):
     root.addHandler(handler)
     before = list(root.handlers), root.level
     try:
-        with console.logged(), console.logged():
+        with console.logged():
             assert handler not in root.handlers
             logging.getLogger("fairseq").info("unimportant")
             logging.getLogger("fairseq").warning("important")

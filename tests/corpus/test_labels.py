@@ -45,7 +45,7 @@ def run(*words):
 
 
 def prepare(file, data, output, *words, text="question,text", label="cats"):
-    where = [file, "--data", data, "--output", output, "--text", text, "--label", label, "--jobs=1"]
+    where = [file, "--data", data, "--output", output, "--text", text, "--label", label]
     return run("prepare", "labels", *where, *words)
 
 
@@ -77,12 +77,12 @@ def test_every_kind_of_table_gives_the_same_data(kind, vocabulary, tmp_path):
 
 def test_held_out_rows_have_all_classes_in_their_shares(vocabulary, tmp_path):
     rows = [{"a": f"{word} mat", "y": label} for label, n in (("x", 40), ("y", 20), ("z", 2)) for word in ["cat"] * n]
-    for more in ((), ("--overwrite",)):
-        done = prepare(write(tmp_path / "t.csv", rows), vocabulary, tmp_path / "bin", *more, text="a", label="y")
+    for folder in (tmp_path / "bin", tmp_path / "again"):
+        done = prepare(write(tmp_path / "t.csv", rows), vocabulary, folder, text="a", label="y")
         assert done.exit_code == 0, done.output
-        targets = [read_targets(tmp_path / "bin" / "t", split) for split in ("train", "valid")]
+        targets = [read_targets(folder / "t", split) for split in ("train", "valid")]
         assert [[side.count(i) for i in range(3)] for side in targets] == [[36, 18, 1], [4, 2, 1]]
-        assert not (tmp_path / "bin/t/input1").exists() and not [*(tmp_path / "bin").glob(".*")]
+        assert not (folder / "t/input1").exists() and not [*folder.glob(".*")]
 
 
 def test_data_for_pretraining_are_no_task(vocabulary, tmp_path):
@@ -90,8 +90,8 @@ def test_data_for_pretraining_are_no_task(vocabulary, tmp_path):
     file = write(tmp_path / "cats.csv", cats())
     shutil.copytree(vocabulary, tmp_path / "bin" / "cats")
     (tmp_path / "bin" / "cats" / "manifest.json").write_text("{}")
-    done = prepare(file, tmp_path / "bin" / "cats", tmp_path / "bin", "--overwrite")
-    assert done.exit_code == 2 and "cats is not a prepared task: choose another output folder" in done.output
+    done = prepare(file, tmp_path / "bin" / "cats", tmp_path / "bin")
+    assert done.exit_code == 2 and "cats exists already; remove it, or choose another output folder" in done.output
     assert prepare(file, tmp_path / "bin" / "cats", tmp_path / "bin", "--name=others").exit_code == 0
 
 
@@ -244,7 +244,7 @@ def test_a_checkpoint_needs_no_data_to_know_its_labels(tuned, vocabulary, prepar
     from tupe.checkpoints.trained import read_model
 
     trained = read_model(tuned["fairseq"] / "checkpoint_last.pt")
-    assert trained.label_names(trained.choose_head(None)) == LABELS
+    assert trained.label_names(trained.only_head()) == LABELS
 
 
 @pytest.mark.thorough

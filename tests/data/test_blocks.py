@@ -148,10 +148,8 @@ print(blocks.Blocks(sys.argv[1] + "/train", {LENGTH}, read_symbols(sys.argv[1]))
 
 def test_several_splits_are_one_after_the_other(tmp_path):
     one, two = (write_data(tmp_path / name, lines=lines) for name, lines in (("a", 50), ("b", 30)))
-    (one / "train.idx").rename(one / "train1.idx"), (one / "train.bin").rename(one / "train1.bin")
-    write_split(one / "train", [[5, 6, 2]] * 20, len(read_symbols(one)))
     prefixes = prefixes_of(f"{one}:{two}", "train")
-    assert prefixes == [f"{one}/train", f"{one}/train1", f"{two}/train"]
+    assert prefixes == [f"{one}/train", f"{two}/train"]
     assert prefixes_of(f"{one}:{two}", "valid") == [f"{one}/valid"]
     symbols, parts = read_symbols(one), []
     for prefix in prefixes:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from tupe.checkpoints.export import export
 from tupe.data.examples import Examples, collate
 from tupe.data.glue import TASKS, glue_name
 from tupe.data.splits import read_symbols, write_split
-from tupe.evaluate.predict import predict_glue, zip_submission
+from tupe.evaluate.predict import predict_glue
 from tupe.modeling_tupe import TupeForSequenceClassification
 from tupe.plugin.classification import GlueCriterion
 from tupe.run.record import Record, read, state_of
@@ -140,10 +139,7 @@ def test_predictions_for_the_server(learnable, fine_tuned, tmp_path):
     for name, (_, folder) in fine_tuned.items():
         files = predict_glue(name, folder / "checkpoint_last.pt", data, tmp_path / "out", batch_size=7)
         written += [path for path, *_ in files]
-    files = ["CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"]
-    for count in (1, 5):  # what is in the folder from another run stays out
-        with zipfile.ZipFile(zip_submission(tmp_path / "out", written[:count])) as archive:
-            assert archive.namelist() == files[:count]
+    assert [path.name for path in written] == ["CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv", "STS-B.tsv"]
     for file, run, split in (("CoLA", "CoLA", "valid"), ("MNLI-m", "MNLI", "valid"), ("AX", "MNLI", "valid1")):
         lines = (tmp_path / "out" / f"{file}.tsv").read_text().splitlines()
         assert lines[0] == "index\tprediction"
@@ -219,7 +215,8 @@ def test_out_of_memory_ends_a_run(learnable, pretrained, tmp_path, monkeypatch):
     with pytest.raises(torch.cuda.OutOfMemoryError):
         finetune(learnable, pretrained, tmp_path, *epochs(1))
     run = read(tmp_path)
-    assert run.state == "failed" and run.failure["reason"].startswith("out of memory: ") and run.failure["status"] == 1
+    assert run.state == "failed" and run.failure["status"] == 1
+    assert run.failure["reason"].startswith("OutOfMemoryError: CUDA out of memory")
     assert run.scores == [] and run.task == "CoLA" and run.command and run.versions["torch"]
 
 

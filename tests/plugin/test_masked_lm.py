@@ -154,7 +154,7 @@ def test_held_out_masks_and_order_are_the_same_for_every_seed(start):
         task.load_dataset(split)
         data = task.dataset(split)
         order = [item for batch in data.batches(8, 1) for item in batch]
-        lengths = [int(data.items.sizes[i]) for _, i in order]
+        lengths = [int(data.items.blocks.sizes[i]) for _, i in order]
         return data.collater([data[item] for item in order])["target"].tolist(), lengths
 
     (targets, lengths), train = batches("valid", 1), batches("train", 1)

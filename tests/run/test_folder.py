@@ -94,7 +94,7 @@ def test_a_run_has_one_process_at_a_time(tmp_path):
     assert not is_locked(tmp_path)
 
 
-def test_files_written_together_replace_none(tmp_path):
+def test_files_written_together_replace_none(tmp_path, monkeypatch):
     for name in ("README.md", "dict.txt", "same"):
         (tmp_path / name).write_text("theirs")
     files = {"same": "theirs", "new": b"ours", "README.md": "ours", "dict.txt": b"ours"}
@@ -102,24 +102,29 @@ def test_files_written_together_replace_none(tmp_path):
         write_together(tmp_path, files)
     assert not (tmp_path / "new").exists() and {path.read_text() for path in tmp_path.iterdir()} == {"theirs"}
 
-    def fail(path):
-        raise OSError("full")
+    def fail_at_more(path, content):
+        if path.name == "more":
+            raise OSError("full")
+        path.write_bytes(content)
 
-    with pytest.raises(OSError, match="full"):
-        write_together(tmp_path, {"same": "theirs", "new": b"ours", "more": fail})
+    monkeypatch.setattr(folder, "write_atomically", fail_at_more)
+    for place in (tmp_path, tmp_path / "new"):
+        with pytest.raises(OSError, match="full"):
+            write_together(place, {"same": "theirs", "new": b"ours", "more": "ours"})
     assert {path.name for path in tmp_path.iterdir()} == {"README.md", "dict.txt", "same"}
 
 
-def test_of_two_that_write_one_folder_at_once_one_wins(tmp_path):
+def test_of_two_that_write_one_folder_at_once_one_wins(tmp_path, monkeypatch):
     """And what one left that was killed is deleted."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.7.partial").touch()
 
-    def write(path):
+    def write(path, content):
         time.sleep(0.5)
         path.touch()
 
-    processes = [fork(lambda: write_together(tmp_path / "out", {"model": write}), "tupe") for _ in range(2)]
+    monkeypatch.setattr(folder, "write_atomically", write)
+    processes = [fork(lambda: write_together(tmp_path / "out", {"model": ""}), "tupe") for _ in range(2)]
     assert sorted(ended(process) == 0 for process in processes) == [False, True]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model"]

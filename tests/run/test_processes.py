@@ -97,9 +97,8 @@ def test_a_worker_that_dies_while_it_sends_a_result_does_not_block_the_others():
     assert in_a_copy(target) == 0
 
 
-def test_every_worker_begins_with_start_and_leaves_ctrl_c_to_its_parent(tmp_path):
-    with processes.workers(2, os.chdir, tmp_path) as pool:
-        assert {pool.submit(os.getcwd).result() for _ in range(4)} == {str(tmp_path)} != {os.getcwd()}
+def test_every_worker_leaves_ctrl_c_to_its_parent():
+    with processes.workers(2) as pool:
         assert pool.submit(signal.getsignal, signal.SIGINT).result() is signal.SIG_IGN
 
 

@@ -116,7 +116,7 @@ def test_a_record_holds_no_nan(tmp_path):
     run.save(tmp_path)
     before = record.contents(tmp_path)
     run.scores[0]["matthews"] = float("nan")
-    with pytest.raises(ValueError, match="record.json would not be JSON"):
+    with pytest.raises(ValueError, match="not JSON compliant"):
         run.save(tmp_path)
     assert record.contents(tmp_path) == before
 

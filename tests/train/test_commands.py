@@ -75,7 +75,7 @@ def test_own_text_to_a_fine_tuned_and_evaluated_model_without_fairseq(small, voc
     test_set = "index\tsentence1\tsentence2\n0\tThe cat sat .\tDogs ran .\n"
     (tmp_path / "official" / "RTE" / "test.tsv").write_text(test_set)
     glue = ["--glue", tmp_path / "official", "--data", tmp_path / "data", "--output", tmp_path / "glue"]
-    without("prepare", "glue", *glue, "--tasks=RTE", "--jobs=1")
+    without("prepare", "glue", *glue, "--tasks=RTE")
     tune = ["--task=RTE", "--engine=torch", "--data", tmp_path / "glue", "--checkpoint", tmp_path / "run"]
     without("finetune", *tune, "--output", tmp_path / "runs" / "rte", "--max-epoch=1", *tiny, last=True)
     without("predict", "--data", tmp_path / "glue", "--output", tmp_path / "sent", f"RTE={tmp_path / 'runs' / 'rte'}")

@@ -19,14 +19,12 @@ from ..schemes import SCHEMES
 from .export import export, text_option
 from .trained import FINGERPRINT, Trained, read_model, settings_of
 
-POSITIONS, SEGMENTS = "encoder.positions.", "encoder.segments.weight"
+POSITIONS = "encoder.positions."
 TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
 
 
 def average(paths: Sequence) -> Trained:
     """The last model with the mean of all weights. Sums are in float64. Raises ValueError if the models differ."""
-    if len(paths) < 2:
-        raise ValueError(f"averaging needs at least two checkpoints, not {len(paths)}")
     first, total = read_model(paths[0]), {}
     for path in paths:
         last = read_model(path)
@@ -59,25 +57,21 @@ def average_command(checkpoints, output, data):
 
 
 def swap_position(
-    trained: Trained, position: str, cls: str | None = None, segments: bool = False, seed: int = 1, keep: bool = False
+    trained: Trained, position: str, cls: str | None = None, seed: int = 1, keep: bool = False
 ) -> Trained:
     """A model with the weights of `trained`, but the position schemes `position` with new parameters, as Wang et al.
     (2021) do it.
 
-    cls: one of `positions.CLS`; None keeps the old one, where it can be kept (`cls_beside`). segments: add segment
-    embeddings, if there are none, for the next-sentence objective. All schemes of `position` get new parameters, even
-    one that the old model has too, unless keep: then parameters of the same name and shape stay as well.
-    Raises ValueError for a bad position.
+    cls: one of `positions.CLS`; None keeps the old one, where it can be kept (`cls_beside`). All schemes of `position`
+    get new parameters, even one that the old model has too, unless keep: then parameters of the same name and shape
+    stay as well. Raises ValueError for a bad position.
     """
     old = trained.config
-    config = replace(
-        old, position=position, cls=cls or cls_beside(position, old.cls),
-        segments="learned" if segments else old.segments,
-    )  # fmt: skip
+    config = replace(old, position=position, cls=cls or cls_beside(position, old.cls))
     torch.manual_seed(seed)
     fresh = {f"encoder.{key}": value for key, value in Encoder(trained.types, PAD, EOS, config).state_dict().items()}
     weights = {key: value for key, value in trained.weights.items() if not key.startswith(POSITIONS)}
-    new = {k: v for k, v in fresh.items() if k.startswith(POSITIONS) or (k == SEGMENTS and k not in weights)}
+    new = {key: value for key, value in fresh.items() if key.startswith(POSITIONS)}
     same = {k: v for k, v in trained.weights.items() if keep and k in new and v.shape == new[k].shape}
     return replace(trained, config=config, weights={**weights, **new, **same}, name="", updates=0)
 
@@ -87,12 +81,11 @@ def swap_position(
 @click.option("--position", required=True, help="Schemes joined by '+'; `tupe list schemes` shows them.")
 @click.option("--cls", type=click.Choice(CLS), help="How [CLS] is treated (default: as in the "
               "checkpoint beside `untied`, else tied).")  # fmt: skip
-@click.option("--segments", is_flag=True, help="Add segment embeddings, which the next-sentence objective needs.")
 @options.output("The folder to write.")
 @text_option
 @click.option("--keep", is_flag=True, help="Keep those parameters of positions that have the same name and shape.")
 @options.seed(help="The seed of the new parameters.")
-def swap_command(checkpoint, position, cls, segments, output, data, keep, seed):
+def swap_command(checkpoint, position, cls, output, data, keep, seed):
     """Give a trained model another position encoding and keep every other weight.
 
     \b
@@ -101,7 +94,7 @@ def swap_command(checkpoint, position, cls, segments, output, data, keep, seed):
     tupe checkpoint swap --checkpoint RUN --position rope:yarn:4+t5 --keep --output longer
     """
     trained = read_model(checkpoint)
-    swapped = swap_position(trained, position, cls, segments, seed, keep)
+    swapped = swap_position(trained, position, cls, seed, keep)
     export(swapped, output, data, code=False)
     old, new = (f"{model.config.position}, [CLS] {model.config.cls}" for model in (trained, swapped))
     click.echo(f"{output}: {old} -> {new}")

@@ -3,6 +3,7 @@ With the model's code, which is the files of this package's root, it is loaded w
 
 import importlib.util
 import json
+import logging
 import os
 import shlex
 import tempfile
@@ -14,10 +15,13 @@ import click
 from ..common import options as choices
 from ..common.options import Command, shorten_list
 from ..common.prepared import tokenizer_files
+from ..data.splits import folders_of
 from ..positions import bounded_schemes
 from ..run import checksums, record
 from ..run.checksums import write_sealed
 from .trained import Trained, read_model
+
+logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[1]
 # Files of the package's root that are not the model.
@@ -27,22 +31,19 @@ TOKENISER = {"tokenization_tupe", "text", "normaliser"}  # ours; others need non
 
 
 def export(
-    checkpoint: str | Path | Trained, output: str | Path, data: str | Path | None = None, head: str | None = None,
-    code: bool = True, onnx: bool = False,
+    checkpoint: str | Path | Trained, output: str | Path, data: str | Path | None = None, code: bool = True,
+    onnx: bool = False,
 ) -> None:  # fmt: skip
     """Write config.json, model.safetensors, the tokeniser's files, a model card and the code into the folder `output`.
 
     checkpoint: a file of fairseq's, a folder of transformers, or a model. data: folder with dict.txt and the model of
-    the pieces, without which no tokeniser is exported (default: see `Trained.text`). head: the classification head that
-    becomes the classifier, if there are several. code: without it, the folder is loaded where this package is installed
-    (`import tupe.hf`). onnx: write model.onnx too, see `onnx_file`.
-    Raises ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a
-    model already, or one of the files with another content.
+    the pieces, without which no tokeniser is exported (default: see `Trained.text`). code: without it, the folder is
+    loaded where this package is installed (`import tupe.hf`). onnx: write model.onnx too, see `onnx_file`. Raises
+    ValueError for a checkpoint that cannot be exported, another model's dictionary, or a folder that has a model
+    already, or one of the files with another content.
     """
     trained = checkpoint if isinstance(checkpoint, Trained) else read_model(checkpoint)
-    head, data = trained.choose_head(head), trained.text(data)
-    if Path(output).resolve() == data.resolve():
-        raise ValueError(f"--data and --output are both {output}; choose another folder to write")
+    head, data = trained.only_head(), trained.text(data)
     if (Path(output) / "config.json").exists():
         raise ValueError(f"{output} has a config.json already; choose another folder or remove it")
     text = tokenizer_files(data, trained.config.max_positions, code)
@@ -74,21 +75,24 @@ def files_of(trained: Trained, text: Mapping, head: str | None = None, code: boo
     return {**files, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
 
 
-def publish(run: Path, data: Path) -> None:
+def publish(run: Path, data: str) -> None:
     """Write the model of a finished run of fairseq's into its folder, under the names that the second engine gives it:
-    the best of a fine-tuning, the last of a pre-training. data: the folder of its dict.txt. Where it is already, or
-    there is no checkpoint, nothing is written. Raises ValueError for a model that is not of this package."""
+    the best of a fine-tuning, the last of a pre-training. data: as `folders_of` reads it. Where it is already, or there
+    is no checkpoint, nothing is written; nor, with a warning, of a model that is not of this package."""
     found = [path for name in ("best", "last") if (path := run / f"checkpoint_{name}.pt").is_file()]
     if not found:
         return
-    best = (record.read(run) or record.Record()).metrics
-    trained = read_model(found[0 if best else -1], mmap=True)
-    if (run / "config.json").is_file() and record.updates_of(run) == trained.updates:
-        return
-    for name in (checksums.NAME, "config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
-        (run / name).unlink(missing_ok=True)
-    text = tokenizer_files(data, trained.config.max_positions, code=False)
-    write_sealed(run, files_of(trained, text, trained.choose_head(None)))
+    try:
+        best = (record.read(run) or record.Record()).metrics
+        trained = read_model(found[0 if best else -1], mmap=True)
+        if (run / "config.json").is_file() and record.updates_of(run) == trained.updates:
+            return
+        for name in (checksums.NAME, "config.json", UPDATES, "model.safetensors"):  # of a run that has become longer
+            (run / name).unlink(missing_ok=True)
+        text = tokenizer_files(folders_of(data)[0], trained.config.max_positions, code=False)
+        write_sealed(run, files_of(trained, text, trained.only_head()))
+    except (ValueError, OSError) as error:  # the run is finished all the same
+        logger.warning(f"{run} gets no config.json and model.safetensors: {error}")
 
 
 def onnx_file(config: dict, weights: dict) -> bytes:
@@ -229,10 +233,9 @@ text_option = choices.data(
 @choices.checkpoint("The checkpoint to export.")
 @choices.output("The folder to write.")
 @text_option
-@click.option("--head", help="The classification head to export, if there are several.")
 @click.option("--code/--no-code", default=True, show_default=True, help="Copy the model's code into the folder.")
 @click.option("--onnx", is_flag=True, help="Write model.onnx too, and check it with onnxruntime (needs tupe[onnx]).")
-def command(checkpoint, output, data, head, code, onnx):
+def command(checkpoint, output, data, code, onnx):
     """Write a folder that the transformers library loads without fairseq; with the code in it, also without this
     project.
 
@@ -244,5 +247,5 @@ def command(checkpoint, output, data, head, code, onnx):
     tupe checkpoint export --checkpoint checkpoint_last.pt --output OUT --no-code
     python -c "import tupe.hf; from transformers import AutoModel; AutoModel.from_pretrained('OUT')"
     """
-    export(checkpoint, output, data, head, code, onnx)
+    export(checkpoint, output, data, code, onnx)
     click.echo(f"wrote {output}")

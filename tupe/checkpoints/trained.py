@@ -108,15 +108,11 @@ class Trained:
     def heads(self) -> list[str]:
         return sorted({key.split(".")[1] for key in self.weights if key.startswith(HEADS)})
 
-    def choose_head(self, head: str | None) -> str | None:
-        """The classification head of that name, or the only one, None if there is none. Raises ValueError for an
-        unknown head, and for None if there are several."""
-        heads = self.heads()
-        if head is None and len(heads) > 1:
-            raise ValueError(f"the checkpoint has the heads {', '.join(heads)}: choose one with --head")
-        if head is not None and head not in heads:
-            raise ValueError(f"the checkpoint has no head {head!r}; it has: {', '.join(heads) or 'none'}")
-        return head or next(iter(heads), None)
+    def only_head(self) -> str | None:
+        """The name of the classification head; None without one. Raises ValueError for several."""
+        if len(heads := self.heads()) > 1:
+            raise ValueError(f"{self.path} has the heads {', '.join(heads)}; valid: one")
+        return next(iter(heads), None)
 
     def label_names(self, head: str) -> list[str]:
         """The names of a head's classes in the order of its outputs."""

@@ -218,12 +218,13 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
     options.run_own_files()
     import torch
 
-    from ..run.torchrun import check_environment, gpus_to_use, run_torchrun, words_of_nodes
+    from ..run.torchrun import check_environment, gpus_to_use, run_torchrun
 
     is_started, dry_run = torch.distributed.is_torchelastic_launched(), machine["dry_run"]
     gpus = gpus_to_use(machine["gpus"], machine["nodes"], machine["node_rank"], dry_run or is_started)
     processes = max(gpus, 1) * machine["nodes"]
-    where = words_of_nodes(gpus, *(machine[name] for name in ("nodes", "node_rank", "master_addr", "master_port")))
+    where = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={machine['nodes']}", f"--node-rank={machine['node_rank']}"]
+    where += [f"--master-addr={machine['master_addr']}", f"--master-port={machine['master_port']}"]
     prepare = import_module(f"..{ENGINES[engine]}.launch", __package__).prepare
     with console.logged():
         shown, train = prepare(settings, data, processes, gpus, dry_run, machine["micro_batch_size"])

@@ -112,17 +112,10 @@ def device(cpu: bool = False) -> str:
     return torch.cuda.get_device_name() if gpu else f"CPU, {threads} thread{'s' if threads != 1 else ''}"
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that a GPU or the machine ran out of memory."""
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
-    )
-
-
 def reason(error: Exception) -> str:
     """Why a run failed, in one line of at most 200 characters."""
     kind = DIVERGENCE if isinstance(error, FloatingPointError) else type(error).__name__
-    return f"{'out of memory' if is_out_of_memory(error) else kind}: {' '.join(str(error).split())}"[:200]
+    return f"{kind}: {' '.join(str(error).split())}"[:200]
 
 
 def status_of(error: BaseException) -> int:

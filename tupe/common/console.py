@@ -102,9 +102,6 @@ _log: Log | None = None
 def logged() -> Iterator[None]:
     """Inside, the log goes where this module says. What libraries set up for the root logger is put aside meanwhile."""
     global _log
-    if _log is not None:  # the command that started this one does it
-        yield
-        return
     root = logging.getLogger()
     before, level, _log = list(root.handlers), root.level, Log()
     kept = [handler for handler in before if type(handler) is not logging.StreamHandler]

@@ -25,17 +25,8 @@ from ..run.stop import handled
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
 
 
-class NamedPath(click.Path):
-    """A path that is not empty, as that of a variable which is not set: it would be this folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("is empty", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-FOLDER = NamedPath(path_type=Path, file_okay=False)
-FILE = NamedPath(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 class Command(click.Command):
@@ -242,10 +233,6 @@ def checkpoint(help: str = "The pre-trained checkpoint.") -> Callable:
 
 def size(default: str = "base", help: str = "The size of the models.") -> Callable:
     return click.option("--size", type=click.Choice(list(SIZES)), default=default, show_default=True, help=help)
-
-
-def vocab_size(default: int = 32768, help: str = "Types of the vocabulary.") -> Callable:
-    return click.option("--vocab-size", type=click.IntRange(1), default=default, show_default=True, help=help)
 
 
 def seed(default: int = 1, help: str = "The seed of everything random.") -> Callable:

@@ -1,22 +1,15 @@
 """Folders of data prepared for fine-tuning, and the one text encoder of all their tasks."""
 
-import functools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
-from ..run import processes
 from ..run.checksums import check, seal
-from ..run.folder import owned, write_atomically
+from ..run.folder import write_atomically
 from ..text import TextEncoder
 
 logger = logging.getLogger(__name__)
-worker = SimpleNamespace(encoder=None)  # the text encoder of this process
 
 
 def tasks_in(folder: str | Path) -> list[str]:
@@ -33,45 +26,6 @@ def check_name(folder: str | Path) -> None:
             raise ValueError(f"{path}: in a path of data, fairseq takes {sign!r} as {meaning}; choose another name")
 
 
-def check_replaced(folder: Path, name: str, overwrite: bool) -> None:
-    """Raise ValueError if something is where a task is to be written: a task, without `overwrite`, or anything else."""
-    if not (folder / name).exists():
-        return
-    if name not in tasks_in(folder):
-        raise ValueError(f"{folder / name} is not a prepared task: choose another output folder")
-    if not overwrite:
-        raise ValueError(f"{folder / name} exists already; pass --overwrite to replace it")
-
-
-@contextmanager
-def encoding(vocabulary: str | Path, output: str | Path, workers: int | None) -> Iterator[Callable]:
-    """Inside, `output` is this process's own and has the files of the text encoder of the folder `vocabulary`, and the
-    value is a `map` for functions that use `worker.encoder`, in several processes (workers=None: one per core).
-
-    Raises ValueError if something with another vocabulary is there, and if a worker dies; BlockingIOError if another
-    process prepares data in `output`.
-    """
-    vocabulary, output = Path(vocabulary), Path(output)
-    _start(vocabulary)  # also checks the folder
-    with owned(output):
-        output.mkdir(exist_ok=True)
-        try:
-            _copy_encoder(vocabulary, output)
-            if workers == 1:
-                yield map
-            else:
-                with processes.workers(workers or len(os.sched_getaffinity(0)), _start, vocabulary) as pool:
-                    yield functools.partial(pool.map, chunksize=256)
-        except BrokenExecutor as error:
-            raise ValueError(
-                "a process that encodes text died (killed, or out of memory?); use fewer --jobs if memory ran out"
-            ) from error
-
-
-def _start(vocabulary):
-    worker.encoder = text_encoder(vocabulary)
-
-
 def text_encoder(folder: str | Path) -> TextEncoder:
     """The text encoder of a folder. Raises ValueError for a file that is not what was written."""
     encoder_files(folder)
@@ -86,9 +40,12 @@ def encoder_files(folder: str | Path) -> dict[str, Path]:
     return files
 
 
-def _copy_encoder(vocabulary, output):
-    """Copy the encoder's files, unless what is there was prepared with others."""
+def copied_encoder(vocabulary: Path, output: Path) -> TextEncoder:
+    """The text encoder of the folder `vocabulary`, when its files are in the folder `output`, too. Raises ValueError if
+    what is there was prepared with another one."""
+    encoder = text_encoder(vocabulary)
     files = {name: path.read_bytes() for name, path in encoder_files(vocabulary).items()}
+    output.mkdir(exist_ok=True)
     for name in TextEncoder.FILES:
         if (output / name).exists() and (output / name).read_bytes() != files.get(name):
             raise ValueError(
@@ -98,6 +55,7 @@ def _copy_encoder(vocabulary, output):
     for name, content in files.items():
         write_atomically(output / name, content)
     seal(output, files)
+    return encoder
 
 
 def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[str, str | bytes]:

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from ..common.prepared import check_name
 from ..normaliser import SENTENCES
 from ..run import processes
 from ..run.checksums import NAME, seal_all
-from ..run.folder import naming, owned, remove_partial, write_atomically
+from ..run.folder import fill, owned, remove_partial, write_atomically
 from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
@@ -56,23 +55,6 @@ class Choices:
 
 
 # ------------------------------------------------------------------------------------------------------- running tasks
-
-
-def run_task(function: Callable, target: Path, args: tuple) -> None:
-    """Run function(folder, *args) on a new folder, which is renamed to `target` only when all is written."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = target.parent / f".{target.name}.{uuid.uuid4().hex}"
-    folder.mkdir()
-    try:
-        with naming(target):
-            function(folder, *args)
-        try:
-            folder.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another process has just done the same work, with the same result
-                raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -119,7 +101,7 @@ class Preparation:
         return list(targets)
 
     def _run(self, pool, function, todo, bar):
-        running = {pool.submit(run_task, function, target, args) for target, args in todo.items()}
+        running = {pool.submit(fill, target, function, *args) for target, args in todo.items()}
         try:
             while running:
                 done, running = concurrent.futures.wait(running, LOOK, concurrent.futures.FIRST_COMPLETED)
@@ -289,9 +271,10 @@ def _option(name: str, help: str, **more) -> Callable:
 @_option("--field", "The column of a table, or the key of JSON, that holds the text.")
 @_option("--unquoted", "In .csv and .tsv a quotation mark is text, as in most .tsv files of data sets.", is_flag=True)
 @_option("--tokenizer", "The paper's, or a tokenizer.json or its folder.", metavar="paper|PATH")
-@options.vocab_size(
-    Choices.vocab_size, "Types of the vocabulary, with the five special ones. A tokenizer.json has its own."
-)
+@_option(
+    "--vocab-size", "Types of the vocabulary, with the five special ones. A tokenizer.json has its own.",
+    type=click.IntRange(1),
+)  # fmt: skip
 @_option("--language", "The language of the rules of spaCy and Moses, for example de.", metavar="CODE")
 @_option("--cased", "Keep capital letters. A tokenizer.json decides about case itself.", is_flag=True)
 @_option(

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -14,12 +14,13 @@ import numpy as np
 
 from ..common import options
 from ..common.options import shorten, shorten_list, task_key
-from ..common.prepared import check_name, check_replaced, encoding, tasks_in, worker
+from ..common.prepared import check_name, copied_encoder, tasks_in
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
 from ..run.checksums import seal_all
-from ..run.folder import naming, write_atomically
+from ..run.folder import fill, write_atomically
 from ..run.record import command_line
+from ..text import TextEncoder
 from .records import Reading, number_of, read_fields, text_of
 from .stats import Stats
 
@@ -50,7 +51,7 @@ def read_table(path: str | Path, fields: dict, label: str, reading: Reading, sta
 
 
 def values_of(rows: list[tuple], task: Glue) -> list[tuple]:
-    """[(texts, label)] as `prepare_task` takes them: the label is a class, a number in [0, 1] for a regression, or
+    """[(texts, label)] as `write_task` takes them: the label is a class, a number in [0, 1] for a regression, or
     None. Raises ValueError, with the place, for an unknown label."""
     values = []
     for where, texts, label in rows:
@@ -84,50 +85,41 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
 # ------------------------------------------------------------------------------------------- fairseq's binary format
 
 
-def _encode(texts):
-    """Ids of each sentence of a row, each closed by </s>."""
-    return [[*worker.encoder.encode(text), worker.encoder.ids["</s>"]] for text in texts]
-
-
-def prepare_task(name: str, task: Glue, splits: Iterable, vocabulary: Path, output: Path, map_rows: Callable) -> None:
-    """Write the folder of a task, whole or not at all, within `prepared.encoding`, and print a line for each split.
-    splits: of (name, rows, {reason: number of rows that were dropped}), the rows as `read_split` has them."""
-    partial = output / f".{name}.partial"
-    try:
-        with naming(output / name):
-            _write_task(name, task, splits, vocabulary, partial, map_rows)
-        shutil.rmtree(output / name, ignore_errors=True)
-        partial.rename(output / name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write_task(name, task, splits, vocabulary, folder, map_rows):
-    (folder / "label").mkdir(parents=True)
+def write_task(folder: Path, name: str, task: Glue, splits: Iterable, encoder: TextEncoder) -> None:
+    """Write a task into a new folder, and print a line for each split. splits: of (name, rows, {reason: number of rows
+    that were dropped}), the rows as `read_split` has them."""
+    (folder / "label").mkdir()
     for i in range(len(task.text)):
         (folder / f"input{i}").mkdir()
-        shutil.copyfile(vocabulary / "dict.txt", folder / f"input{i}" / "dict.txt")
+        shutil.copyfile(encoder.folder / "dict.txt", folder / f"input{i}" / "dict.txt")
     if task.labels:
         write_atomically(folder / "label" / "dict.txt", "".join(f"{label} 1\n" for label in task.labels))
     manifest = {"task": name, **({"layout": task.plain()} if task.own else {})}
+    eos, unk = encoder.ids["</s>"], encoder.ids["<unk>"]
     for split, rows, dropped in splits:
-        items = list(map_rows(_encode, [texts for texts, _ in rows]))
+        items = [[[*encoder.encode(text), eos] for text in texts] for texts, _ in rows]
         for i, sentences in enumerate(zip(*items, strict=True)):
-            write_split(folder / f"input{i}" / split, sentences, len(worker.encoder))
+            write_split(folder / f"input{i}" / split, sentences, len(encoder))
         ids = [list(itertools.chain(*sentences)) for sentences in items]
-        tokens, unknown = sum(map(len, ids)), sum(some.count(worker.encoder.ids["<unk>"]) for some in ids)
+        tokens, unknown = sum(map(len, ids)), sum(some.count(unk) for some in ids)
         longest = max(len(some) + len(task.text) for some in ids)
         click.echo(
             f"{name} {split}: {len(rows)} rows, {tokens} tokens, {unknown / max(tokens, 1):.2%} unknown, longest "
             + "; ".join([str(longest), *(f"{count} dropped ({reason})" for reason, count in dropped.items())])
         )
         if rows[0][1] is not None and task.labels:
-            labels = [[FIRST_LABEL + task.labels.index(label), worker.encoder.ids["</s>"]] for _, label in rows]
+            labels = [[FIRST_LABEL + task.labels.index(label), eos] for _, label in rows]
             write_split(folder / "label" / split, labels, FIRST_LABEL + len(task.labels))
         elif rows[0][1] is not None:
             write_atomically(folder / "label" / f"{split}.label", "".join(f"{label!r}\n" for _, label in rows))
     write_atomically(folder / "manifest.json", json.dumps(manifest, indent=1, allow_nan=False) + "\n")
-    seal_all(folder, command_line(), [vocabulary / "dict.txt"])
+    seal_all(folder, command_line(), [encoder.folder / "dict.txt"])
+
+
+def check_absent(folder: Path) -> None:
+    """Raise ValueError if something is where a task is to be written."""
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; remove it, or choose another output folder")
 
 
 # ---------------------------------------------------------------------------------------------------------------- GLUE
@@ -151,9 +143,7 @@ def _files_of(name, source):
 @click.option(
     "--tasks", type=options.ListOf(), help=f"Tasks to prepare (default: all in the folder), of {', '.join(TASKS)}."
 )
-@options.jobs("The number of processes that encode text (default: one per core).")
-@click.option("--overwrite", is_flag=True, help="Replace tasks that were prepared before.")
-def glue_command(glue, data, output, tasks, jobs, overwrite):
+def glue_command(glue, data, output, tasks):
     """Turn the official GLUE files into data for fine-tuning, with the vocabulary of the pre-training data.
 
     Each task gets a folder with input0, input1 and label, which fairseq's own task `sentence_prediction` reads too.
@@ -163,19 +153,19 @@ def glue_command(glue, data, output, tasks, jobs, overwrite):
     names = [glue_name(name) for name in tasks or ()] or [name for name in TASKS if (glue / name).is_dir()]
     if not names:
         raise ValueError(f"{glue} has none of the folders {', '.join(TASKS)}")
-    if there and not tasks and not overwrite:
-        click.echo(f"prepared already: {', '.join(there)} (--overwrite makes them anew)")
+    if there and not tasks:
+        click.echo(f"prepared already: {', '.join(there)}")
         names = [name for name in names if name not in there]
     for name in names:  # before anything is written
         if not (glue / name).is_dir():
             raise ValueError(f"{glue} has no folder {name}")
-        check_replaced(output, name, overwrite)
+        check_absent(output / name)
         for split, path in _files_of(name, glue / name):
             read_split(name, split, path)
-    with encoding(vocabulary, output, jobs) as map_rows:
-        for name in names:
-            splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, glue / name))
-            prepare_task(name, TASKS[name], splits, vocabulary, output, map_rows)
+    encoder = copied_encoder(vocabulary, output)
+    for name in names:
+        splits = ((split, *read_split(name, split, path)) for split, path in _files_of(name, glue / name))
+        fill(output / name, write_task, name, TASKS[name], splits, encoder)
 
 
 # ------------------------------------------------------------------------------------------------- labels of one's own
@@ -235,9 +225,7 @@ def read_own(path: Path, text: Sequence[str], label: str, reading: Reading, test
 @click.option("--valid", type=click.Path(path_type=Path), help="A file of held-out rows (default: a tenth of FILE).")
 @click.option("--test", type=click.Path(path_type=Path), help="A file to predict, with labels or without.")
 @click.option("--unquoted", is_flag=True, help="In .csv and .tsv a quotation mark is text.")
-@options.jobs("Processes that encode text (default: one per core).")
-@click.option("--overwrite", is_flag=True, help="Replace a task that was prepared before.")
-def labels_command(file, text, label, data, output, name, valid, test, unquoted, jobs, overwrite):
+def labels_command(file, text, label, data, output, name, valid, test, unquoted):
     """Turn a table with classes of your own into a task for fine-tuning, beside those of GLUE.
 
     FILE: .csv, .tsv (with a header line), .jsonl or .parquet. Each row has one or two texts and a class.
@@ -248,7 +236,7 @@ def labels_command(file, text, label, data, output, name, valid, test, unquoted,
     check_task_name(name, output)
     if not 1 <= len(text) <= 2 or len({*text, label}) < len(text) + 1:
         raise ValueError(f"--text {','.join(text)}, --label {label}: give one or two columns of text and another one")
-    check_replaced(output, name, overwrite)
+    check_absent(output / name)
     rows = read_own(file, text, label, reading)
     labels = classes_of(rows, label)
     metrics = ("accuracy", "f1" if len(labels) == 2 else "macro_f1")
@@ -265,5 +253,4 @@ def labels_command(file, text, label, data, output, name, valid, test, unquoted,
     counts = Counter(found for _, _, found in tables["train"])
     shown = [f"{each} ({counts[each] / counts.total():.1%} of training)" for each in labels]
     click.echo(f"{name}: {len(labels)} classes, in this order: {shorten_list(shown)}")
-    with encoding(vocabulary, output, jobs) as map_rows:
-        prepare_task(name, task, splits, vocabulary, output, map_rows)
+    fill(output / name, write_task, name, task, splits, copied_encoder(vocabulary, output))

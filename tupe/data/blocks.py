@@ -3,7 +3,6 @@
 L sequence length.
 """
 
-import fcntl
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..run.folder import remove_partial, written
+from ..run.folder import locked, remove_partial, written
 from ..text import word_marks
 from .splits import Split
 
@@ -135,8 +134,7 @@ def _write(file, key, borders):
 
 def _write_beside(path, key, borders):
     lock = Path(f"{path}.lock")
-    with lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(lock):
         if not _has(path, key):  # else another process has written it meanwhile
             remove_partial(path.parent, f"{path.name}.")
             with written(path) as partial:

@@ -48,10 +48,6 @@ class Glue:
         """[least, greatest] label of a regression, for which a head's own outputs are 0 and 1; None for classes."""
         return None if self.labels else [0.0, self.top]
 
-    def answer(self, output: float) -> float:
-        """A regression's output, or target, in the units of its labels."""
-        return output * self.top
-
     def plain(self) -> dict | None:
         """What JSON can hold of a task that is not of GLUE, and `own_task` reads."""
         return {name: getattr(self, name) for name in LAYOUT} if self.own else None
@@ -177,7 +173,7 @@ def write_predictions(
     """Write predictions/SPLIT_last.tsv into a run's folder, and SPLIT_best.tsv if its scores are the best so far.
     Tab-separated: row number in the official file (without dropped rows), prediction, target, both as the official file
     has them. predictions: of each row."""
-    text = glue.labels.__getitem__ if glue.labels else lambda value: f"{glue.answer(value):.9g}"
+    text = glue.labels.__getitem__ if glue.labels else lambda value: f"{value * glue.top:.9g}"
     rows = [f"{i}\t{text(predictions[i])}\t{text(target)}\n" for i, target in enumerate(targets)]
     folder = run / "predictions"
     folder.mkdir(parents=True, exist_ok=True)

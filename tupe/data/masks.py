@@ -35,11 +35,6 @@ class MaskedBlocks:
     def __len__(self):
         return len(self.blocks)
 
-    @property
-    def sizes(self) -> np.ndarray:
-        """[blocks] numbers of tokens."""
-        return self.blocks.sizes
-
     def __getitem__(self, item: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         epoch, index = item
         block = self.blocks[index]

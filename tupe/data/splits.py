@@ -1,6 +1,5 @@
 """Prepared text on the disk, fairseq's mmap format, and where its sentences are cut. Needs only numpy."""
 
-import itertools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -123,21 +122,15 @@ def folders_of(data: str | Path) -> list[Path]:
 
 
 def prefixes_of(data: str | Path, split: str) -> list[str]:
-    """Where a split is: text to train on in every folder of `data`, one after the other, also as train1, train2, ...;
-    held-out text in the first one. Raises ValueError if the folders have other dictionaries, which ids would mix up."""
+    """Where a split is: text to train on in every folder of `data`, one after the other; held-out text in the first
+    one. Raises ValueError if the folders have other dictionaries, which ids would mix up."""
     first, *others = folders_of(data)
     if not split.startswith("train"):
         return [f"{first}/{split}"]
     for folder in others:
         if read_symbols(folder) != read_symbols(first):
             raise ValueError(f"{folder} was prepared with another vocabulary than {first}: their dict.txt differ")
-    prefixes = []
-    for prefix in (f"{folder}/{split}" for folder in (first, *others)):
-        more = itertools.takewhile(
-            lambda name: Path(f"{name}.idx").is_file(), (f"{prefix}{n}" for n in itertools.count(1))
-        )
-        prefixes += [prefix, *more]
-    return prefixes
+    return [f"{folder}/{split}" for folder in (first, *others)]
 
 
 def files_of(prefixes: Iterable[str]) -> list[Path]:

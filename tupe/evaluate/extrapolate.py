@@ -8,7 +8,6 @@ L sequence length, n and M the shortest and the longest L, W number of windows.
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -20,10 +19,7 @@ from ..common.tables import TextTable
 from ..data.blocks import BOS, EOS
 from ..data.splits import Split
 from ..positions import bounded_schemes
-from .loading import losses_at, models, write_results
-
-if TYPE_CHECKING:  # transformers takes as long to import as torch
-    from ..modeling_tupe import TupeForMaskedLM
+from .loading import Model, losses_at, models, write_results
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>
 
@@ -61,9 +57,7 @@ def draw_windows(
     return words, masked
 
 
-def window_losses(
-    model: "TupeForMaskedLM", windows: tuple, shortest: int, length: int, batch_tokens: int = 8192
-) -> np.ndarray:
+def window_losses(model: Model, windows: tuple, shortest: int, length: int, batch_tokens: int = 8192) -> np.ndarray:
     """[W], the mean loss in bits of each window's masked tokens in its middle of n tokens, in sequences of `length`
     around it. windows, shortest: see `draw_windows`."""
     begin, middle = ((windows[0].shape[1] - size + 2) // 2 for size in (length, shortest))
@@ -80,9 +74,7 @@ def window_losses(
     return torch.cat(losses).numpy()
 
 
-def extrapolation(
-    model: "TupeForMaskedLM", stream: np.ndarray, lengths: list[int], windows: int, seed: int = 1
-) -> list[Loss]:
+def extrapolation(model: Model, stream: np.ndarray, lengths: list[int], windows: int, seed: int = 1) -> list[Loss]:
     """The loss at each of these lengths that the model can compute, the shortest first. Raises ValueError for too
     little text, or no length that can be computed."""
     lengths, longest = sorted(lengths), model.config.max_position_embeddings

@@ -10,16 +10,13 @@ sequence of a batch; copies of one length are computed together, in float32.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from ..data.blocks import BOS, EOS
-from .loading import losses_at
-
-if TYPE_CHECKING:  # transformers takes as long to import as torch
-    from ..modeling_tupe import TupeForMaskedLM
+from .loading import Model, losses_at
 
 Sentence = list[list[int]]  # words, each a list of pieces' ids
 Span = tuple[int, int]  # (first, last) masked piece; the first is predicted
@@ -42,9 +39,7 @@ def spans_of(words: Sentence) -> tuple[list[Span], list[Span]]:
     return of_word, [(i, i) for i in range(start)]
 
 
-def pseudo_log_likelihoods(
-    model: "TupeForMaskedLM", sentences: Iterable[Sentence], batch_tokens: int = 4096
-) -> list[Score]:
+def pseudo_log_likelihoods(model: Model, sentences: Iterable[Sentence], batch_tokens: int = 4096) -> list[Score]:
     """The `Score` of each sentence. model: in evaluation mode; a sentence is framed as in training, `<s> pieces </s>`.
     batch_tokens: tokens of a batch; the scores do not depend on it but for rounding. Raises ValueError for a sentence
     that is empty or longer than the model's positions, and for a score that is not finite."""

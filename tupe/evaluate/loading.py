@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -28,7 +28,9 @@ from ..run.record import command_line
 from ..text import MASK
 
 if TYPE_CHECKING:  # transformers takes as long to import as torch
-    from ..modeling_tupe import TupeForMaskedLM
+    from ..modeling_tupe import TupeForMaskedLM as Model
+else:
+    Model = Any
 
 MASKING = {"tokens_per_sample": 512, "mask_prob": 0.15, "leave_unmasked_prob": 0.1, "random_token_prob": 0.1}
 
@@ -48,7 +50,7 @@ class HeldOut:
         return MaskedBlocks(Blocks(self.data / split, length, self.symbols), self.symbols, HELD_OUT_SEED, **masks)
 
 
-def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple["TupeForMaskedLM", HeldOut]:
+def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[Model, HeldOut]:
     """(`TupeForMaskedLM` in evaluation mode, its text) of a checkpoint, file or folder. data: folder with dict.txt,
     default: where it was trained, or the folder itself.
 
@@ -70,7 +72,7 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
 
 @torch.inference_mode()
 def losses_at(
-    model: "TupeForMaskedLM", ids: Tensor, where: tuple[Tensor, Tensor], targets: Tensor, num_tokens: int | None = None
+    model: Model, ids: Tensor, where: tuple[Tensor, Tensor], targets: Tensor, num_tokens: int | None = None
 ) -> Tensor:
     """[n]: the cross-entropies (nats) of targets [n] at rows and columns [n] of ids [B, L]. num_tokens: see
     `Encoder.packing`. Raises ValueError for a model without a language-model head, and one whose losses are not
@@ -127,7 +129,7 @@ def models(function: Callable) -> Callable:
         if not paths:
             raise ValueError("no model is named; give one or more as [LABEL=]CHECKPOINT")
 
-        def load() -> Iterator[tuple[str, "TupeForMaskedLM", HeldOut]]:
+        def load() -> Iterator[tuple[str, Model, HeldOut]]:
             for label, path in paths.items():
                 yield label, *load_model(path, data)
 

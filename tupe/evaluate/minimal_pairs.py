@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -25,10 +24,7 @@ from ..normaliser import is_blank
 from ..run.folder import files_below, write_atomically
 from ..text import TextEncoder
 from .likelihood import pseudo_log_likelihoods
-from .loading import models, write_results
-
-if TYPE_CHECKING:  # transformers takes as long to import as torch
-    from ..modeling_tupe import TupeForMaskedLM
+from .loading import Model, models, write_results
 
 TIE = 1e-4  # nats: below it, a difference is rounding
 MINIMUM = 10  # pairs of a paradigm in which only order differs: fewer (how many is chance) count as none in the average
@@ -87,7 +83,7 @@ def _paradigm(path: Path) -> Paradigm:
 # ------------------------------------------------------------------------------------------------------------ scoring
 
 
-def evaluate(model: "TupeForMaskedLM", encoder: TextEncoder, paradigms: list[Paradigm]) -> dict[str, dict]:
+def evaluate(model: Model, encoder: TextEncoder, paradigms: list[Paradigm]) -> dict[str, dict]:
     """{paradigm: {measure: good minus bad in nats [pairs], "only_order": [pairs], "same_pieces": [pairs]}}.
 
     same_pieces: both sentences are one and the same for the model (words that differ in case, or are unknown).

@@ -8,7 +8,6 @@ B batch, L sequence length.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -23,11 +22,8 @@ from ..data.masks import IGNORED
 from ..data.splits import Split
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
-from .loading import HeldOut, losses_at, models, write_results
+from .loading import HeldOut, Model, losses_at, models, write_results
 from .minimal_pairs import credit
-
-if TYPE_CHECKING:  # transformers takes as long to import as torch
-    from ..modeling_tupe import TupeForMaskedLM
 
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
 
@@ -64,7 +60,7 @@ def swap_adjacent(words: Sentence, rng: np.random.Generator) -> Sentence:
     return [*words[:i], words[i + 1], words[i], *words[i + 2 :]]
 
 
-def order_sensitivity(model: "TupeForMaskedLM", sentences: list[Sentence], seed: int = 1) -> np.ndarray:
+def order_sensitivity(model: Model, sentences: list[Sentence], seed: int = 1) -> np.ndarray:
     """[sentences]: log-likelihood of the original minus that of the swapped sentence, in nats."""
     swapped = [swap_adjacent(words, np.random.default_rng([seed, i])) for i, words in enumerate(sentences)]
     scores = pseudo_log_likelihoods(model, [*sentences, *swapped])
@@ -106,9 +102,7 @@ class TokenLosses:
         return found
 
 
-def token_losses(
-    model: "TupeForMaskedLM", text: HeldOut, tokens: int, split: str = "valid", batch: int = 32
-) -> TokenLosses:
+def token_losses(model: Model, text: HeldOut, tokens: int, split: str = "valid", batch: int = 32) -> TokenLosses:
     """Losses of the masked tokens in the first blocks of a split that hold at least `tokens` tokens, with the split's
     own masks, which are the same for every seed and model of the same `MASKING`. Raises ValueError if the
     split holds fewer."""
@@ -159,9 +153,7 @@ def command(models, sentences, tokens, output, seed):
     write_results(output, "order", contents, TextTable.plain(header, rows).markdown())
 
 
-def evaluate(
-    model: "TupeForMaskedLM", text: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1
-) -> dict:
+def evaluate(model: Model, text: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""
     chosen = held_out_sentences(text, encoder, sentences, seed)

@@ -1,7 +1,5 @@
 """Predictions on the test sets in the format of the GLUE server."""
 
-import io
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,19 +33,16 @@ FILES = {
 @output(help="The folder to write.")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Texts at a time.")
 def command(checkpoints, data, output, batch_size):
-    """Write the files that the GLUE server takes: one per test set, with the official names and labels, and all of them
-    in submission.zip.
+    """Write the files that the GLUE server takes: one per test set, with the official names and labels. It takes a zip
+    archive of them.
 
     TASK=CHECKPOINT: a task of GLUE, or of `tupe prepare labels`, and its fine-tuned checkpoint, a file or a folder.
     MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was prepared, AX.tsv. Tasks without a checkpoint are left out.
     """
-    paths = []
     for task, checkpoint in dict(map(split_label, checkpoints)).items():
         for path, count, scores in predict_glue(task, checkpoint, data, output, batch_size):
-            paths.append(path)
             shown = "".join(f", {name} {value:.2f}" for name, value in (scores or {}).items())
             click.echo(f"{path}: {count} predictions{shown}")
-    click.echo(zip_submission(output, paths))
 
 
 def predict_glue(name: str, checkpoint: str | Path, data: str | Path, output: Path, batch_size: int = 64) -> Iterator:
@@ -87,7 +82,7 @@ def classifier(name: str, checkpoint: str | Path, data: Path) -> TupeForSequence
     trained_on = trained.task.get("glue_task") or (about.task if about else None)
     if not trained.heads() or task_key(trained_on or name) != task_key(name):
         raise ValueError(f"{checkpoint} was not fine-tuned on {name}, but on {trained_on or 'something else'}")
-    head = trained.choose_head(trained.task.get("classification_head_name"))
+    head = trained.only_head()
     names = trained.label_names(head)
     if names != [*glue.names]:
         ours, theirs = shorten_list(glue.names), shorten_list(names)
@@ -106,14 +101,3 @@ def logits_of(model: TupeForSequenceClassification, examples: Examples, batch_si
         ids = batch["input_ids"].to(model.device)
         logits[list(batch["rows"])] = model(ids, (ids != PAD).long()).logits.float().cpu()
     return logits
-
-
-def zip_submission(output: Path, files: list[Path]) -> Path:
-    """Zip these prediction files (not what an earlier run left) as submission.zip in the folder `output`; returns its
-    path."""
-    path, content = Path(output) / "submission.zip", io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in files:
-            archive.write(file, file.name)
-    write_atomically(path, content.getvalue())
-    return path

@@ -65,16 +65,12 @@ def build_optimizer(trainer: Trainer, *, original: Callable) -> None:
     original(trainer)
     if undecayed:
         named = chain(trainer.model.named_parameters(), trainer.criterion.named_parameters())
-        names = [name for name, parameter in named if parameter.requires_grad]
-        split_off(trainer.optimizer.optimizer, [name in undecayed for name in names])
-
-
-def split_off(optimizer: torch.optim.Optimizer, undecayed: list[bool]) -> None:
-    """Move the marked ones of an optimizer's parameters into a group without weight decay."""
-    (group,) = optimizer.param_groups
-    marked = list(zip(group["params"], undecayed, strict=True))
-    group["params"] = [parameter for parameter, mark in marked if not mark]
-    optimizer.add_param_group({**group, "params": [p for p, mark in marked if mark], "weight_decay": 0.0})
+        marks = [name in undecayed for name, parameter in named if parameter.requires_grad]
+        (group,) = trainer.optimizer.optimizer.param_groups
+        marked = list(zip(group["params"], marks, strict=True))
+        group["params"] = [parameter for parameter, mark in marked if not mark]
+        others = {**group, "params": [parameter for parameter, mark in marked if mark], "weight_decay": 0.0}
+        trainer.optimizer.optimizer.add_param_group(others)
 
 
 # ---- half precision: fairseq's optimizer of float32 copies of the weights ----

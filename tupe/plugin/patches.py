@@ -1,7 +1,7 @@
 """Every attribute of fairseq that is replaced: one table, and the only place that replaces any.
 
 A replacement with a parameter `original` gets what it replaces, and does a little more. Several rows of one attribute
-are wrapped around each other, the last outermost. The site shows the table (`table`).
+are wrapped around each other, the last outermost. The site shows the table (docs/hooks.py).
 """
 
 import inspect
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from fairseq.distributed import utils as distributed_utils
 
-from ..common.tables import TextTable
 from . import masked_lm, optim, saving, steps
 
 ON_IMPORT, BY_TUPE = "always", "`tupe` only"
@@ -107,9 +106,3 @@ def apply(when: str) -> None:
     for patch in PATCHES:
         if patch.when == when:
             patch.install()
-
-
-def table() -> str:
-    """The table of docs/dev/patches.md on the site."""
-    rows = [[f"`{patch.attribute}`", patch.when, patch.reason, patch.until] for patch in PATCHES]
-    return TextTable.plain(["attribute", "replaced", "because", "needed until"], rows, align="llll").markdown()

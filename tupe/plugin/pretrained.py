@@ -11,7 +11,6 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from ..checkpoints.export import publish
 from ..checkpoints.trained import (
     FINGERPRINT,
     SETTINGS,
@@ -20,24 +19,19 @@ from ..checkpoints.trained import (
     read_model,
     settings_of,
 )
-from ..data.splits import folders_of
+from ..data.splits import read_symbols
 from ..encoder import LMHead
 from ..names import cls_beside
 from ..positions import canonical
-from ..run.checksums import check
-from ..text import MASK, read_dictionary
+from ..text import MASK
 from .model import TUNABLE, TupeConfig, TupeModel, redefault, spell_names
 
 logger = logging.getLogger(__name__)
 
 
 def load_dictionary(path: str | Path) -> Dictionary:
-    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError if the file is not found, and for
-    the reasons of `read_dictionary`."""
-    if not Path(path).is_file():
-        raise ValueError(f"dictionary not found: {path}; give the dict.txt that the model was trained with")
-    check(path)
-    read_dictionary(Path(path))  # its errors are one line
+    """dict.txt with <mask> added, as in fairseq's task masked_lm. Raises ValueError as `read_symbols` does."""
+    read_symbols(Path(path).parent)
     dictionary = Dictionary.load(str(path))
     dictionary.add_symbol(MASK)
     return dictionary
@@ -99,15 +93,6 @@ def as_checkpoint(folder: str | Path) -> dict:
         "args": None, "cfg": {"model": trained.options(), "task": trained.task}, "model": weights,
         "optimizer_history": [history], "extra_state": begin, "last_optimizer_state": None,
     }  # fmt: skip
-
-
-def publish_model(folder: Path, data: str) -> None:
-    """Write the model of a finished run as a folder of transformers, if it is one of this package, see
-    `export.publish`. data: as `folders_of` reads it. The run is finished without it, too."""
-    try:
-        publish(folder, folders_of(data)[0])
-    except (ValueError, OSError) as error:
-        logger.warning(f"{folder} gets no config.json and model.safetensors: {error}")
 
 
 def structure(model_cfg: Mapping) -> dict:

@@ -29,6 +29,7 @@ from hydra.types import RunMode
 from omegaconf import II, DictConfig
 
 from .. import config as schema
+from ..checkpoints.export import publish
 from ..checkpoints.gate import read_checkpoint
 from ..common.active import Run, device
 from ..common.safe_load import num_updates
@@ -39,7 +40,7 @@ from ..run.progress import Progress
 from ..run.record import Record
 from .model import load_scheme_files
 from .ordered import Items, OrderedIterator
-from .pretrained import adopt_structure, contradictions, publish_model, variant
+from .pretrained import adopt_structure, contradictions, variant
 from .saving import LAST, Refused, resume_from_newest
 from .schedule import SCHEDULE, count_updates
 from .settings import settings
@@ -222,7 +223,7 @@ class FairseqRun(Run):
 
     def conclude(self) -> None:
         if self.is_scored() if self.ends_with_scores else self.is_saved():
-            publish_model(self.folder, self.config.task.data)
+            publish(self.folder, self.config.task.data)
             self.record.end()
         elif self.record.metrics:
             self.record.end("stopped before its last epoch was scored: see its log")
@@ -273,7 +274,6 @@ def begin(record: Record, config: DictConfig) -> FairseqRun | None:
         run.read(defaults)  # the other process may have written its last scores
         if run.writes:
             resume_from_newest(config)
-            describe(config)
             remove_partial(run.folder)
         if torch.distributed.is_initialized():  # the others look at the folder too
             torch.distributed.barrier()
@@ -283,7 +283,7 @@ def begin(record: Record, config: DictConfig) -> FairseqRun | None:
     if run.is_finished():
         config.optimization.max_epoch = -1  # fairseq's loop ends before it begins
         if run.writes:
-            publish_model(run.folder, config.task.data)
+            publish(run.folder, config.task.data)
             logger.warning(f"{run.folder} holds the finished run already: nothing to train")
             if run.earlier and run.earlier.state != "finished":  # it was killed after its last checkpoint
                 run.earlier.end()
@@ -397,14 +397,3 @@ def split_over_processes(config: DictConfig) -> None:
         same_text = data.max_valid_steps and size % processes == 0  # held-out losses are of it on any machine
         data.batch_size_valid = size // processes if same_text else data.batch_size
     logger.warning(f"the recipe's batch on {processes} processes: {SIZE}={data.batch_size} {STEPS}=[{steps}]")
-
-
-def describe(config: DictConfig) -> None:
-    """Log what an update trains on. config: the whole configuration."""
-    data, steps = config.dataset, config.optimization.update_freq[0]
-    processes = config.distributed_training.distributed_world_size
-    split = f"{steps} step{'s' if steps != 1 else ''} x {processes} process{'es' if processes != 1 else ''}"
-    if data.batch_size and not data.max_tokens:
-        logger.info(f"an update: {data.batch_size * steps * processes} sequences = {data.batch_size} x {split}")
-    else:
-        logger.info(f"an update: at most {data.max_tokens} tokens x {split}")

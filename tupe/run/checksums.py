@@ -97,7 +97,7 @@ def _of(path):
 
 
 def write_sealed(
-    folder: str | Path, files: dict[str, str | bytes | Callable], command: str = "", read: Iterable[str | Path] = ()
+    folder: str | Path, files: dict[str, str | bytes], command: str = "", read: Iterable[str | Path] = ()
 ) -> None:
     """`write_together`, and the checksums of what was written; see `seal`."""
     write_together(folder, files)

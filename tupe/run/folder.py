@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import time
+import uuid
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -71,14 +72,33 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def write_together(folder: str | Path, files: dict[str, str | bytes | Callable]) -> None:
-    """Write all of these files, {name: content}, into a folder, or none. A content may be a function that writes the
-    file of a given path whole or not at all. Files that are there stay: raises ValueError, before anything is written,
-    unless they have the same content; and BlockingIOError if another process writes the folder."""
+def fill(path: Path, function: Callable, *args) -> None:
+    """Run function(folder, *args) on a new folder, which becomes `path` only when all is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.parent / f".{path.name}.{uuid.uuid4().hex}{PARTIAL}"
+    folder.mkdir()
+    try:
+        with naming(path):
+            function(folder, *args)
+        try:
+            folder.rename(path)
+        except OSError:
+            if not path.is_dir():  # else another process has just done the same work, with the same result
+                raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_together(folder: str | Path, files: dict[str, str | bytes]) -> None:
+    """Write all of these files, {name: content}, into a folder, or none. Files that are there stay: raises ValueError,
+    before anything is written, unless they have the same content; and BlockingIOError if another process writes the
+    folder."""
     folder, done = Path(folder), []
+    files = {name: content.encode() if isinstance(content, str) else content for name, content in files.items()}
     with owned(folder):
-        there = {name for name in files if (folder / name).exists()}
-        if other := [name for name in files if name in there and not _holds(folder / name, files[name])]:
+        there = [name for name in files if (folder / name).exists()]
+        same = [name for name in there if (folder / name).is_file() and (folder / name).read_bytes() == files[name]]
+        if other := [name for name in there if name not in same]:
             verb, them = ("exists", "it") if len(other) == 1 else ("exist", "them")
             raise ValueError(f"{', '.join(other)} {verb} already in {folder}; choose another folder or remove {them}")
         is_new = not folder.exists()
@@ -87,23 +107,13 @@ def write_together(folder: str | Path, files: dict[str, str | bytes | Callable])
             for name, content in files.items():
                 if name not in there:
                     done.append(folder / name)
-                    if callable(content):
-                        content(folder / name)
-                    else:
-                        write_atomically(folder / name, content)
+                    write_atomically(folder / name, content)
         except BaseException:
             for path in done:
                 path.unlink(missing_ok=True)
             if is_new:
-                with suppress(OSError):  # a function has left something
-                    folder.rmdir()
+                folder.rmdir()
             raise
-
-
-def _holds(path, content):
-    if callable(content) or not path.is_file():
-        return False
-    return path.read_bytes() == (content.encode() if isinstance(content, str) else content)
 
 
 def files_below(folder: str | Path) -> list[Path]:

@@ -8,25 +8,16 @@ import multiprocessing.util
 import os
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .stop import SIGNALS
 
 PROGRAM = (sys.executable, "-m", "tupe")
 LONGEST_FOLDER = 107 - len("/listener-12345678")  # of a Unix socket's path, and the name of Python's in a folder
-
-
-def complete(command: Iterable) -> None:
-    """Run a command to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
-    done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", errors="backslashreplace")
-    if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip()
-        raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
 
 
 def prepare_for_data_workers(fewest: int = 256) -> None:
@@ -45,16 +36,16 @@ def prepare_for_data_workers(fewest: int = 256) -> None:
 
 
 @contextmanager
-def workers(count: int, start: Callable = lambda: None, *arguments) -> Iterator[concurrent.futures.Executor]:
-    """`count` copies of this process, each of which calls start(*arguments) first; all have ended afterwards, whatever
-    they were doing. Raises `concurrent.futures.BrokenExecutor` if one of them dies.
+def workers(count: int) -> Iterator[concurrent.futures.Executor]:
+    """`count` copies of this process; all have ended afterwards, whatever they were doing. Raises
+    `concurrent.futures.BrokenExecutor` if one of them dies.
 
     Not a `multiprocessing.Pool`, which waits for ever for a task whose worker was killed. Signals wait while workers
     are forked, because an exception that a handler raises meanwhile is lost; and while they end, because a signal that
     interrupts the join of a thread makes Python before 3.13 take the thread for ended.
     """
     fork = multiprocessing.get_context("fork")  # workers inherit all imports
-    pool = concurrent.futures.ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(start, *arguments))
+    pool = concurrent.futures.ProcessPoolExecutor(count, fork, initializer=_begin)
     try:
         with waiting_signals():
             pool.submit(int)  # the first task starts all workers
@@ -77,7 +68,7 @@ def waiting_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(start, *arguments):
+def _begin():
     """Begin a worker. It ends when its parent is killed, or would wait for work for ever; and at SIGTERM at once: an
     exception would be sent to the parent as a result, through a lock which a worker that was killed may hold. Ctrl-C
     is the parent's, which ends its workers."""
@@ -86,7 +77,6 @@ def _begin(start, *arguments):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     parent = multiprocessing.parent_process().sentinel
     threading.Thread(target=lambda: (multiprocessing.connection.wait([parent]), os._exit(1)), daemon=True).start()
-    start(*arguments)
 
 
 def _end_workers(seconds=5):

@@ -145,11 +145,7 @@ class Record:
         return best
 
     def save(self, folder: str | Path) -> None:
-        try:
-            text = signed(asdict(self))
-        except ValueError as error:  # NaN and infinity, which JSON does not have
-            raise ValueError(f"{Path(folder) / NAME} would not be JSON: {error}; lr {self.lr}") from None
-        write_atomically(Path(folder) / NAME, text)
+        write_atomically(Path(folder) / NAME, signed(asdict(self)))
 
     def begin(self, device: str = "") -> None:
         """Fill in how and where this process runs it."""

@@ -33,12 +33,6 @@ def check_environment(processes: int) -> None:
         raise ValueError(f"{here}: unset it; `tupe` starts all processes of a node itself, without torchrun")
 
 
-def words_of_nodes(gpus: int, nodes: int, node_rank: int, master_addr: str, master_port: int) -> list[str]:
-    """torchrun's options: a process for each GPU of this node, or one on a CPU, and how nodes find each other."""
-    words = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={nodes}", f"--node-rank={node_rank}"]
-    return [*words, f"--master-addr={master_addr}", f"--master-port={master_port}"]
-
-
 def run_torchrun(arguments: list) -> None:
     """Run torchrun in this process. Raises SystemExit with the status of the first process that failed.
 

@@ -19,7 +19,7 @@ import click
 import torch
 
 from ..run import record, stop
-from ..run.processes import PROGRAM, complete
+from ..run.processes import PROGRAM
 
 SECONDS_TO_END = 150  # between asking a process to end and killing it; Slurm gives 180 (scripts/jobs.sbatch)
 DEAD_WORKER = "DataLoader worker (pid"  # how PyTorch's error begins
@@ -190,8 +190,12 @@ def last_words(job: Job) -> str:
 
 
 def check(job: Job) -> None:
-    """Let a job's command check its options, without running it. Raises ValueError with its message."""
-    complete([*job.command, "--dry-run"])
+    """Let a job's command check its options, without running it. Raises ValueError with the last line that it said."""
+    command = [*job.command, "--dry-run"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace")
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip()
+        raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
 
 
 # ----------------------------------------------------------------------------------------------------------- processes

@@ -45,7 +45,7 @@ def test_a_contender_that_runs_out_of_memory_is_left_out(monkeypatch, capsys):
     monkeypatch.setattr(bench, "Contender", contender)
     made = bench.measure(["hf", "tupe_r", "nopos"], TINY, 2)
     assert [row["contender"] for row in made] == ["tupe_r", "nopos"]
-    assert capsys.readouterr().err == "hf is left out: out of memory: CUDA out of memory. Tried to allocate\n"
+    assert capsys.readouterr().err == "hf is left out: OutOfMemoryError: CUDA out of memory. Tried to allocate\n"
     with pytest.raises(ValueError, match="no contender fits into memory: tiny, N = 2, B = 2, L = 20, float32"):
         bench.measure(["hf"], TINY, 2)
 
