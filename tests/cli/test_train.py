@@ -103,6 +103,11 @@ def test_what_a_command_sets_itself_is_refused(command, words, message, tmp_path
     assert result.exit_code == 2 and message in result.output, result.output
 
 
+def test_an_empty_path_is_not_this_folder(tmp_path):
+    result = CliRunner().invoke(main, ["pretrain", f"--data={tmp_path}", "--output=", "--dry-run"])
+    assert result.exit_code == 2 and "'--output': is empty" in result.output
+
+
 def test_several_gpus_are_torchrun_s(tmp_path):
     command = pretrain(tmp_path, "--gpus=8", "--nodes=2", "--node-rank=1", "--master-addr=first", "--arch=bert_a_large")
     assert command[0] == "torchrun"

@@ -1,5 +1,6 @@
 """GLUE's official files, and preparing them."""
 
+import os
 import shutil
 
 import numpy as np
@@ -10,6 +11,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 from helpers import HEADERS, ROWS, official_folder, prepare_glue, write_lines
 
 from tupe.common.prepared import tasks_in
+from tupe.corpus import tasks
 from tupe.corpus.tasks import glue_command, read_split
 from tupe.data.glue import TASKS, check_glue
 from tupe.text import TextEncoder
@@ -208,3 +210,20 @@ def test_splits_are_reported_and_nothing_of_a_killed_process_stays(vocabulary, t
     result = CliRunner().invoke(glue_command, list(map(str, arguments)))
     assert result.stdout.splitlines()[-1].startswith("CoLA test: 1 rows, 5 tokens")
     assert [path.name for path in (tmp_path / "bin").iterdir() if path.is_dir()] == ["CoLA"]
+
+
+def die(texts):
+    os._exit(1)
+
+
+def test_all_cores_encode_the_same(vocabulary, monkeypatch):
+    encoder, rows = TextEncoder(vocabulary), [((f"the {number} of", "and"), None) for number in range(600)]
+    alone = tasks.encoded(rows, encoder)
+    monkeypatch.setattr(tasks, "MANY", 600)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    assert tasks.encoded(rows, encoder) == alone and len(alone) == 600
+    eos = encoder.ids["</s>"]
+    assert alone[7] == [[*encoder.encode("the 7 of"), eos], [*encoder.encode("and"), eos]]
+    monkeypatch.setattr(tasks, "_encode", die)
+    with pytest.raises(ValueError, match="a process that encodes text died"):
+        tasks.encoded(rows, encoder)

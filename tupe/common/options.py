@@ -25,8 +25,17 @@ from ..run.stop import handled
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
 
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
-FILE = click.Path(path_type=Path, dir_okay=False)
+class NamedPath(click.Path):
+    """A path that is not empty, as that of a variable which is not set: it would be this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FOLDER = NamedPath(path_type=Path, file_okay=False)
+FILE = NamedPath(path_type=Path, dir_okay=False)
 
 
 class Command(click.Command):

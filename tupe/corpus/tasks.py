@@ -3,10 +3,12 @@ official files, and tables of one's own."""
 
 import itertools
 import json
+import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
 import click
@@ -17,6 +19,7 @@ from ..common.options import shorten, shorten_list, task_key
 from ..common.prepared import check_name, copied_encoder, tasks_in
 from ..data.glue import FIRST_LABEL, TASKS, Glue, glue_name
 from ..data.splits import folders_of, write_split
+from ..run import processes
 from ..run.checksums import seal_all
 from ..run.folder import fill, write_atomically
 from ..run.record import command_line
@@ -85,6 +88,28 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
 # ------------------------------------------------------------------------------------------- fairseq's binary format
 
 
+MANY = 10_000  # rows, from which on all cores encode
+_closed: Callable = list  # the texts of a row -> the ids of each, closed by </s>; also in the processes that are forked
+
+
+def _encode(texts):
+    return _closed(texts)
+
+
+def encoded(rows: list[tuple], encoder: TextEncoder) -> list[list[list[int]]]:
+    """The ids of each text of each row, closed by </s>. Raises ValueError if a process that encodes dies."""
+    global _closed
+    eos, cores = encoder.ids["</s>"], len(os.sched_getaffinity(0))
+    _closed = lambda texts: [[*encoder.encode(text), eos] for text in texts]  # noqa: E731
+    if len(rows) < MANY or cores == 1:
+        return [_closed(texts) for texts, _ in rows]
+    try:
+        with processes.workers(cores) as pool:
+            return list(pool.map(_encode, (texts for texts, _ in rows), chunksize=256))
+    except BrokenExecutor as error:
+        raise ValueError("a process that encodes text died (killed, or out of memory?); try again") from error
+
+
 def write_task(folder: Path, name: str, task: Glue, splits: Iterable, encoder: TextEncoder) -> None:
     """Write a task into a new folder, and print a line for each split. splits: of (name, rows, {reason: number of rows
     that were dropped}), the rows as `read_split` has them."""
@@ -97,7 +122,7 @@ def write_task(folder: Path, name: str, task: Glue, splits: Iterable, encoder: T
     manifest = {"task": name, **({"layout": task.plain()} if task.own else {})}
     eos, unk = encoder.ids["</s>"], encoder.ids["<unk>"]
     for split, rows, dropped in splits:
-        items = [[[*encoder.encode(text), eos] for text in texts] for texts, _ in rows]
+        items = encoded(rows, encoder)
         for i, sentences in enumerate(zip(*items, strict=True)):
             write_split(folder / f"input{i}" / split, sentences, len(encoder))
         ids = [list(itertools.chain(*sentences)) for sentences in items]
