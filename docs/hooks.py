@@ -12,6 +12,7 @@ from mkdocs.structure.pages import Page
 from tupe import cli, schemes_absolute, schemes_bias, schemes_content, schemes_rotation
 from tupe.cli.catalogue import card, list_schemes
 from tupe.plugin import patches
+from tupe.positions import HOOKS, overrides
 from tupe.schemes import SCHEMES
 
 FAMILIES = {
@@ -30,7 +31,16 @@ def cards() -> str:
     return "\n".join(lines)
 
 
+def by_hook() -> str:
+    rows = []
+    for hook in HOOKS:
+        names = [f"`{name}`" for name, scheme in SCHEMES.items() if overrides(scheme, hook)]
+        rows.append(f"| `{hook}` | {', '.join(names)} |")
+    return "\n".join(["| hook | encodings |", "|---|---|", *rows])
+
+
 PRINTED = {
+    "the encodings by hook": by_hook,
     "the table of schemes": lambda: CliRunner().invoke(list_schemes).output,
     "the cards of schemes": cards,
     "the table of patches": patches.table,

@@ -176,12 +176,8 @@ def draw(found: list[Entry]) -> None:
         if len(entry.curves) > 1:
             low, high = np.min(entry.curves, axis=0), np.max(entry.curves, axis=0)
             axis.fill_between(updates, low, high, color=colour, alpha=0.12, linewidth=0, zorder=2)
-        ends.append([mean[-1], NAMES[entry.encoding], colour])
-    apart, at = 0.17, -math.inf
-    for end in sorted(ends):  # names are moved up until they do not overlap
-        at = max(end[0], at + apart)
-        line = {"arrowstyle": "-", "color": end[2], "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
-        axis.annotate(end[1], (UPDATES, end[0]), (UPDATES + 160, at), color=end[2], va="center", arrowprops=line)
+        ends.append((mean[-1], NAMES[entry.encoding], colour))
+    plotting.name_lines(axis, ends, UPDATES, beside=160, apart=0.17)
     axis.set_xlim(0, UPDATES + 900)
     axis.set_ylim(min(entry.curves[0].min() for entry in found) - 0.2, 10.2)
     axis.set_xticks(range(0, UPDATES + 1, 500))
