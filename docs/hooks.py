@@ -13,6 +13,7 @@ from tupe import cli, schemes_absolute, schemes_bias, schemes_content, schemes_r
 from tupe.cli.catalogue import card, list_schemes
 from tupe.common.tables import TextTable
 from tupe.plugin import patches
+from tupe.positions import HOOKS, overrides
 from tupe.schemes import SCHEMES
 
 FAMILIES = {
@@ -36,7 +37,16 @@ def table_of_patches() -> str:
     return TextTable.plain(["attribute", "replaced", "because", "needed until"], rows, align="llll").markdown()
 
 
+def by_hook() -> str:
+    rows = []
+    for hook in HOOKS:
+        names = [f"`{name}`" for name, scheme in SCHEMES.items() if overrides(scheme, hook)]
+        rows.append(f"| `{hook}` | {', '.join(names)} |")
+    return "\n".join(["| hook | encodings |", "|---|---|", *rows])
+
+
 PRINTED = {
+    "the encodings by hook": by_hook,
     "the table of schemes": lambda: CliRunner().invoke(list_schemes).output,
     "the cards of schemes": cards,
     "the table of patches": table_of_patches,

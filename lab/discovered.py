@@ -42,7 +42,7 @@ NAMES = {
 }  # fmt: skip
 
 
-TEN_COLOURS = ["#777777", *plotting.COLOURS[:7], "#882255", "#7A7B00"]  # of the ten, in their order
+TEN_COLOURS = ["#707070", *plotting.INKS[:6], "#0E7490", "#882255", "#5A6B00"]  # of the ten, in their order
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -163,7 +163,7 @@ def offset(curve: list[float], exit: float, other: list[float], its_exit: float)
 def draw(found: list[Entry]) -> None:
     """One curve per encoding: the mean of its seeds with a thin band, the ten best known in colour with their names on
     the lines, the others grey."""
-    figure, (axis,) = plotting.curves(1, width=7.2, height=4.6)
+    figure, (axis,) = plotting.curves(1, width=plotting.NARROW, height=4.6)
     updates, ends = np.arange(EVERY, UPDATES + 1, EVERY), []
     for entry in found:
         mean = np.mean(entry.curves, axis=0)
@@ -176,15 +176,11 @@ def draw(found: list[Entry]) -> None:
         if len(entry.curves) > 1:
             low, high = np.min(entry.curves, axis=0), np.max(entry.curves, axis=0)
             axis.fill_between(updates, low, high, color=colour, alpha=0.12, linewidth=0, zorder=2)
-        ends.append([mean[-1], NAMES[entry.encoding], colour])
-    apart, at = 0.17, -math.inf
-    for end in sorted(ends):  # names are moved up until they do not overlap
-        at = max(end[0], at + apart)
-        line = {"arrowstyle": "-", "color": end[2], "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
-        axis.annotate(end[1], (UPDATES, end[0]), (UPDATES + 160, at), color=end[2], va="center", arrowprops=line)
-    axis.set_xlim(0, UPDATES + 900)
+        ends.append((mean[-1], NAMES[entry.encoding], colour))
+    plotting.name_lines(axis, ends, UPDATES, beside=200, apart=0.18)
+    axis.set_xlim(0, UPDATES + 1350)
     axis.set_ylim(min(entry.curves[0].min() for entry in found) - 0.2, 10.2)
-    axis.set_xticks(range(0, UPDATES + 1, 500))
+    axis.set_xticks(range(0, UPDATES + 1, 1000))
     axis.set_xlabel("updates")
     axis.set_ylabel("training loss, bits per masked token")
     plotting.save(figure, PICTURE)

@@ -5,6 +5,7 @@ in dash and marker too.
 """
 
 import io
+import math
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -12,14 +13,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from PIL import Image
 
 from tupe.run.folder import write_atomically
 
 # Okabe and Ito's, dark first, and two more
 COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#B5BD4C", "#BFBFBF"]
 DASHES = ["-", "--", "-.", ":"]
+INKS = ["#000000", "#0072B2", "#B34700", "#007A5A", "#A3497F", "#8A6000", "#882255"]  # dark enough for words, too
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 HEAT = "cividis"
+NARROW = 4.8  # inches, the width of a picture whose words of 8.5 points can be read on a phone, 360 pixels wide
 UNDATED = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}  # the same figure gives the same bytes
 plt.rcParams.update({"svg.hashsalt": "tupe", "font.size": 9, "figure.dpi": 150, "axes.grid": False})
 
@@ -33,6 +37,9 @@ def save(figure: Figure, path: str | Path) -> None:
     box = "tight" if figure.legends else None  # with what stands below the axes
     figure.savefig(content, format=suffix.removeprefix("."), metadata=UNDATED.get(suffix), bbox_inches=box)
     plt.close(figure)
+    if suffix == ".png":  # with a palette, a quarter of the bytes
+        image = Image.open(content).convert("RGB").quantize(255, dither=Image.Dither.NONE)
+        image.save(content := io.BytesIO(), "png", optimize=True)
     write_atomically(path, content.getvalue())
 
 
@@ -56,6 +63,16 @@ def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, **options) 
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.3)
     return figure, axes.flatten()
+
+
+def name_lines(axis: Axes, ends: list[tuple[float, str, str]], x: float, beside: float, apart: float) -> None:
+    """Words beside the ends of lines, in place of a legend. ends: (y, words, colour) of lines that end at `x`; words
+    stand at `x + beside`, moved up until they are `apart`."""
+    at = -math.inf
+    for y, words, colour in sorted(ends):
+        at = max(y, at + apart)
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
+        axis.annotate(words, (x, y), (x + beside, at), color=colour, va="center", arrowprops=line)
 
 
 def legend(figure: Figure, columns: int = 1) -> None:
