@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from tupe.common.options import needs
+from tupe.common.options import needs, own_files
 
 BENCH = {  # words behind `bench`, as below
     "step": ("bench.step:command", "Time a training step, beside fairseq and Hugging Face."),
@@ -78,7 +78,8 @@ class Laboratory(click.Group):
         return super().main(*args, **{"prog_name": "python -m lab", **options})
 
 
-main = Laboratory(COMMANDS, help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+own = own_files(metavar="FILE", help="As of `tupe`: a Python file that registers position encodings. Can be repeated.")
+main = Laboratory(COMMANDS, params=[own], help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
 
 if __name__ == "__main__":
     main()

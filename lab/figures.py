@@ -43,7 +43,7 @@ def positional(logits: torch.Tensor) -> Figure:
     for head, (axis, matrix) in enumerate(zip(axes, logits, strict=False)):
         words = matrix[1:, 1:].numpy()
         heat(axis, words, first=1)
-        axis.set_title(f"head {head + 1}\nlogits {words.min():.3g} to {words.max():.3g}", fontsize=9)
+        axis.set_title(f"head {head + 1}\nlogits {words.min():.3g} to {words.max() + 0.0:.3g}", fontsize=9)
     figure.supxlabel("key position")
     figure.supylabel("query position")
     return figure

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from urllib.parse import unquote
 
 import click
@@ -17,6 +18,7 @@ from pages import COMMANDS, DOCS, PAGES, ROOT, TOUR, code_of, commands_of
 from test_house import run
 
 from tupe import cli, positions, schemes_bias
+from tupe.cli.catalogue import card
 from tupe.common.recipes import read
 from tupe.config import split_words
 from tupe.encoder import Encoder
@@ -99,6 +101,13 @@ def test_files_that_a_page_names_exist(page):
         assert any(ROOT.glob(name.rstrip("/"))), name
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda page: page.stem)
+def test_the_site_cuts_no_line_of_code(page):
+    """A page of 1280 pixels holds 88 letters."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
+
+
 @pytest.mark.thorough
 def test_the_site_builds(tmp_path):
     """Strictly: a broken link or anchor, or a page that `mkdocs.yml` names and nobody wrote, raises. No link of what
@@ -161,8 +170,8 @@ def test_the_notebook_runs(tmp_path, monkeypatch, own_module_cache):
 
 @pytest.fixture
 def example():
-    """The position encoding of README.md and docs/compare.md."""
-    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/compare.md")]
+    """The position encoding of README.md and docs/own-encoding.md."""
+    pages = [(ROOT / name).read_text() for name in ("README.md", "docs/own-encoding.md")]
     blocks = {block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)}
     (block,) = (block for block in blocks if "@register" in block)
     known = dict(positions.SCHEMES)
@@ -188,3 +197,14 @@ def test_the_example_of_a_position_encoding_works(place, example, tmp_path):
         assert torch.equal(bias[0, 2], torch.tensor([-1.0, -0.5, 0, -0.5, -1.0, -1.5]))
         encoder(tokens)[0][..., 0].sum().backward()  # of one column: a layer norm makes the sum of all constant
         assert encoder.positions["distance"].slope.grad.abs().sum() > 0
+
+
+def test_the_page_of_own_encodings_prints_what_it_shows(example, tmp_path, monkeypatch, capsys):
+    page = (ROOT / "docs" / "own-encoding.md").read_text()
+    (tmp_path / "distance.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    code, shown = re.search(r"```python\n(import distance.*?)```\n\n```\n(.*?)```", page, re.DOTALL).groups()
+    exec(code, {})
+    monkeypatch.delitem(sys.modules, "distance")
+    assert capsys.readouterr().out == shown
+    assert f"```\n{card('distance')}```" in page

@@ -143,6 +143,9 @@ def test_refusals_say_what_to_pass():
     for position, argument in (("deberta_v2", "project="), ("cable", "x="), ("selective_rope", "x=")):
         with pytest.raises(ValueError, match=f"the encoding {position} needs {argument}, the layer's "):
             PositionEncoding(position, width=WIDTH, heads=HEADS).attention(q, q, q)
+    _, terms = PositionEncoding("t5", width=WIDTH, heads=HEADS)(torch.randn(B, L, WIDTH))
+    with pytest.raises(ValueError, match=r"layer is a tensor; .* `positions\(x, mask=mask\)`"):
+        terms.attention(q, q, q, torch.ones(B, L, dtype=torch.bool))
     with pytest.raises(ValueError, match="exceeds the limit of 512 positions"):
         PositionEncoding("absolute", width=WIDTH, heads=HEADS)(torch.randn(1, 513, WIDTH))
 

@@ -53,7 +53,7 @@ OF_NAMES = [
     (r"^(PRETRAINING_DATA|DATA|data8k|data|outputs/quickstart/data)$", "data"),
     (r"^((BERT-A)=)?(\$bert|runs/bert_a/\S*\.pt)$", r"\1bert_a/checkpoint_last.pt"),
     (r"^((T5|ALiBi)=|(?=runs/tied/))(runs/\S*\.pt)$", r"\1t5/checkpoint_last.pt"),
-    (r"^((TUPE-.)=)?(\$tupe|CHECKPOINT|FILE|runs/mine|runs/sentences|checkpoint\.pt|(evidence|RUN|runs|outputs)/\S*\.pt)$",
+    (r"^((TUPE-.)=)?(\$tupe|CHECKPOINT|FILE|runs/mine|runs/sentences|runs/distance|checkpoint\.pt|(evidence|RUN|runs|outputs)/\S*\.pt)$",
      r"\1tupe_r/checkpoint_last.pt"),
     (r"^((BERT-A|TUPE-R)=)?(runs/bert_a|runs/tupe_r|RUN|swapped|stretched)$", r"\1bert_a"),
     (r"^(OUT|hf)$", "hf"),

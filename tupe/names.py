@@ -80,5 +80,5 @@ def unknown_scheme(name: str, position: str, valid: Iterable[str]) -> str:
         return f"position={position:.100}: {name:.60} is an architecture; give --arch {arch}{instead}"
     valid = sorted(valid)
     near = did_you_mean(name, valid) or f"; valid, joined by '+': {', '.join(valid)}"
-    own = "one of your own needs @register(NAME) above its class, and --position-file FILE"
+    own = "one of your own needs @register(NAME) above its class, and --position-file FILE (in Python: import FILE)"
     return f"unknown position scheme {name!r:.60} in {position!r:.100}{near}; {own}"

@@ -91,6 +91,8 @@ class Terms:
         its vectors. x: the layer's input [B, L, C], from which cable and selective_rope compute distances and angles.
         Raises ValueError where one of the two is missing.
         """
+        if isinstance(layer, Tensor):
+            raise ValueError("layer is a tensor; valid: the layer's index. A mask goes into `positions(x, mask=mask)`")
         name = self.positions.name
         of_layer = LayerContext(
             layer, self.token_positions, project or missing("project=, the layer's own projections", name),

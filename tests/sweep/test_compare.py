@@ -68,10 +68,10 @@ def test_mistakes_in_options_of_the_trainings_are_refused_first(place):
 def test_losses_are_means_over_seeds(place):
     compare(place, "--position=rope", "--pretraining-seeds=1,2")
     assert starts(place).keys() == {f"positions/bert_a_tiny/rope_seed{seed}" for seed in (1, 2)}
-    row = "| positions/bert_a_tiny/rope | 5.000 | 0.00 | 2 | ? |"
+    row = "| positions/bert_a_tiny/rope | 5.000 | 0.00 | – | – | 2 | ? |"
     assert row in (place / "out" / "losses.md").read_text()
     (line,) = (place / "out" / "losses.csv").read_text().splitlines()[1:]
-    assert line == "positions/bert_a_tiny/rope,5.000,0.00,2,?"
+    assert line == "positions/bert_a_tiny/rope,5.000,0.00,,,2,?"
 
 
 @pytest.mark.parametrize("task, marks", [("masked_lm", ["0", "1", "2"]), ("electra", ["?", "?", "?"])])
@@ -86,7 +86,24 @@ def test_runs_that_are_still_on_the_plateau_are_counted(tmp_path, task, marks):
             run.save(jobs[-1].folder)
     rows = [cells for _, cells in losses_table(jobs).rows]
     assert [cells[0] for cells in rows] == ["positions/rope", "positions/t5", "positions/nopos"]
-    assert rows[1][1:4] == ["8.700", "0.28", "2"] and [cells[4] for cells in rows] == marks
+    assert rows[1][1:3] == ["8.700", "0.28"] and [cells[6] for cells in rows] == marks
+
+
+def test_differences_from_the_first_are_paired_by_seed(tmp_path):
+    """t5 is 1.0, 1.2 and 1.4 below absolute: 1.2 +- 4.303 * 0.2 / sqrt(3), t of two degrees of freedom. A fourth seed
+    of one alone does not count; fewer than three give no interval."""
+    runs = {"absolute": {1: 6.0, 2: 8.0, 3: 7.0, 4: 1.0}, "t5": {3: 5.6, 1: 5.0, 2: 6.8}, "rope": {1: 6.5, 2: 8.0}}
+    jobs = []
+    for name, losses in runs.items():
+        for seed, loss in losses.items():
+            jobs.append(runner.Job(f"positions/{name}_seed{seed}", tmp_path / f"{name}{seed}", ()))
+            jobs[-1].folder.mkdir()
+            record.Record("masked_lm", seed=seed, scores=[{"loss": loss}]).save(jobs[-1].folder)
+    table = losses_table(jobs)
+    assert table.header[3:5] == ["minus absolute", "95 % (seeds)"]
+    cells = {row[0]: row[3:6] for _, row in table.rows}
+    assert cells["positions/t5"] == ["-1.20", "-1.70 to -0.70 (3)", "3"]
+    assert cells["positions/rope"] == ["+0.25", "? (2)", "2"] and cells["positions/absolute"] == ["", "", "4"]
 
 
 def test_an_encoding_whose_pre_training_fails_is_left_out(place):

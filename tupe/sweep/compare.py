@@ -22,6 +22,7 @@ from ..run import record
 from ..run.folder import write_atomically
 from . import runner
 from .grid import Sweep, options_in
+from .scores import interval_of
 
 EXIT = 0.5  # bits below a model without positions: what has left the plateau is lower (docs/concepts.md)
 ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the position differs from BERT
@@ -61,20 +62,28 @@ def plan_pretraining(
 
 
 def losses_table(jobs: list[runner.Job]) -> TextTable:
-    """Final validation losses, means over seeds, the best first. A run whose loss is not `EXIT` below that of `nopos`
-    is still on the plateau; "?" without `nopos`."""
-    losses, units = defaultdict(list), set()
+    """Final validation losses, means over seeds, the best first, and differences from the first of `jobs`, paired by
+    seed. A run whose loss is not `EXIT` below that of `nopos` is still on the plateau; "?" without `nopos`."""
+    losses, units = defaultdict(dict), set()
     for job in jobs:
         run = record.read(job.folder)
-        losses[str(job).removesuffix(f"_seed{run.seed}")].append(run.scores[-1]["loss"])
+        losses[str(job).removesuffix(f"_seed{run.seed}")][run.seed] = run.scores[-1]["loss"]
         units.add(run.loss_unit)
-    blind = [statistics.mean(values) for name, values in losses.items() if Path(name).name == "nopos"]
+    means = {name: statistics.mean(values.values()) for name, values in losses.items()}
+    blind = [mean for name, mean in means.items() if Path(name).name == "nopos"]
+    first = next(iter(losses), "")
     rows = []
-    for name, values in sorted(losses.items(), key=lambda item: statistics.mean(item[1])):
+    for name in sorted(means, key=means.__getitem__):
+        values = losses[name].values()
         deviation = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "?"
+        difference, interval = interval_of(losses[name], losses[first])
+        minus = [f"{difference:+.2f}", interval] if len(units) == 1 and name != first else ["", ""]
         staying = sum(value > blind[0] - EXIT for value in values) if blind and len(units) == 1 else "?"
-        rows.append([name, f"{statistics.mean(values):.3f}", deviation, str(len(values)), str(staying)])
-    header = ["pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation", "seeds", "on the plateau"]
+        rows.append([name, f"{means[name]:.3f}", deviation, *minus, str(len(values)), str(staying)])
+    header = [
+        "pre-training", f"validation loss, {' or '.join(sorted(units))}", "deviation", f"minus {Path(first).name}",
+        "95 % (seeds)", "seeds", "on the plateau",
+    ]  # fmt: skip
     return TextTable.plain(header, rows)
 
 
@@ -95,7 +104,8 @@ def command(data, output, presets, position, size, recipe, pretraining_seeds, dr
 
     tupe compare --data corpus-bin --output compare --position rope --position t5 --max-update 6000
 
-    With --position nopos among the others, the table says which runs are still on the plateau.
+    The table has the difference of each from the first, with a 95 % interval from three seeds on
+    (--pretraining-seeds 1,2,3). With --position nopos, it says which runs are still on the plateau.
     """
     output = output.resolve()
     if not presets and not position:
