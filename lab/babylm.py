@@ -249,6 +249,7 @@ def train(run: Run, data: Path, output: Path, python: str, script: Path) -> dict
 def compare(data, pairs, script, python, output):
     """Train and score three seeds of our recipe and three of run_mlm, one after the other."""
     data, output = data.resolve(), output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
     if not (output / "tokenizer").exists():
         write_for_run_mlm(data, output)
     for run in [Run(arm, seed) for seed in SEEDS for arm in ARMS]:
