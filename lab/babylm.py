@@ -293,7 +293,7 @@ def results(rows: list[dict]) -> str:
     if not rows:
         return "No run has finished, so there is no table yet.\n"
     text = "`python -m lab babylm page` draws this table from [the rows](evidence/babylm/runs.csv).\n\n" + table(rows)
-    return text + (f"\nOf the six runs, {left} have not finished.\n" if left else "")
+    return text + (f"\nRuns that have not finished: {left} of six.\n" if left else "")
 
 
 @click.command(cls=options.QuietCommand)

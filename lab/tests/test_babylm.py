@@ -67,3 +67,41 @@ def test_the_sample_has_so_many_words_and_refuses_more(tmp_path):
     assert (tmp_path / "train" / "speeches.train").read_text() == "It was a night.\n"
     result = CliRunner().invoke(babylm.sample, [*words, "30"])
     assert result.exit_code == 2 and "--words 18 or fewer" in result.output
+
+
+def test_what_is_there_is_not_trained_again_and_the_page_has_it(prepared, tmp_path, monkeypatch):
+    """An interrupted comparison goes on behind its last training. The page has a mean where all seeds have ended, and
+    says what is missing."""
+    trained, script = [], tmp_path / "run_mlm.py"
+    script.touch()
+
+    def train(run, data, output, python, script):
+        trained.append(run)
+        run.folder(output).mkdir()
+        return {"cpu_seconds": 600, "seconds": 700} if run.seed < 3 else {"cpu_seconds": None, "seconds": None}
+
+    def score(folder, data, pairs):
+        if folder.name == "run_mlm_seed3":
+            raise ValueError("interrupted")
+        seed = int(folder.name[-1])
+        return {"bits": 7.0 + seed, "blimp": 0.5 + seed / 100, "blimp_error": 0.005, "phenomena": {}}
+
+    monkeypatch.setattr(babylm, "train", train)
+    monkeypatch.setattr(babylm, "score", score)
+    words = ["--data", prepared, "--pairs", tmp_path, "--script", script, "--python", "python", "--output"]
+    words = [*map(str, words), str(tmp_path / "runs")]
+    for _ in range(2):
+        assert CliRunner().invoke(babylm.compare, words).exit_code == 2
+    assert len(trained) == len(set(trained)) == 6
+
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\n## Results\n\nNo run.\n")
+    monkeypatch.setattr(babylm, "PAGE", page)
+    monkeypatch.setattr(babylm, "ROWS", tmp_path / "evidence" / "runs.csv")
+    assert CliRunner().invoke(babylm.write_page, ["--runs", str(tmp_path / "runs")]).exit_code == 0
+    text = page.read_text()
+    assert text.startswith("# A page\n\n## Results\n") and "No run." not in text
+    assert "| tupe_r | mean, s.d. | 9.00, 1.00 | 52.0, 1.0 |" in text and "run_mlm | mean" not in text
+    assert "| tupe_r | 3 | 10.00 | 53.0 ± 0.5 | interrupted |" in text and "not finished: 1 of six" in text
+    assert CliRunner().invoke(babylm.write_page).exit_code == 0 and page.read_text() == text
+    assert "No run has finished" in babylm.results([])
