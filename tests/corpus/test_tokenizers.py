@@ -79,6 +79,19 @@ def test_ids_are_those_of_transformers(tmp_path, kind):
     assert ids.count(exported.mask_token_id) == 1 and exported.mask_token_id not in encoder.encode("the <mask> king")
 
 
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_blank_before_the_first_word_is_said_twice(tmp_path, prefix):
+    """Before version 5, transformers puts the value of tokenizer_config.json, or else False, into what it has read of
+    tokenizer.json: BabyLM's pipeline of 2025, which takes 4.51, read the first word of every sentence as another."""
+    original = theirs("bpe", tmp_path / "theirs")
+    original.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    original.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    run(write_text(tmp_path, 20), "--output", tmp_path / "data", "--tokenizer", tmp_path / "tokenizer.json", *ONE)
+    files = tokenizer_files(tmp_path / "data", 64)
+    assert json.loads(files["tokenizer.json"])["pre_tokenizer"]["add_prefix_space"] is prefix
+    assert json.loads(files["tokenizer_config.json"])["add_prefix_space"] is prefix
+
+
 def test_a_sentence_without_pieces_ends_no_document(tmp_path):
     """BERT's normaliser drops invisible characters; a document of nothing else is dropped, and counted."""
     theirs("wordpiece", tmp_path / "theirs")

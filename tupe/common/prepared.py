@@ -67,11 +67,14 @@ def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[s
         files["manifest.json"] = json.dumps(read, allow_nan=False) + "\n"
     settings = {"model_max_length": max_positions, "clean_up_tokenization_spaces": False}
     if "tokenizer.json" in files:  # it needs none of our code
-        types = {entry["id"]: entry["content"] for entry in json.loads(files["tokenizer.json"])["added_tokens"]}
+        content = json.loads(files["tokenizer.json"])
+        types = {entry["id"]: entry["content"] for entry in content["added_tokens"]}
         special = {"cls_token": 0, "pad_token": 1, "sep_token": 2, "unk_token": 3, "mask_token": max(types)}
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         settings["model_input_names"] = ["input_ids", "attention_mask"]
         settings |= {name: types[index] for name, index in special.items()}
+        if "add_prefix_space" in (content["pre_tokenizer"] or {}):  # transformers 4 takes False, if it is not here too
+            settings["add_prefix_space"] = content["pre_tokenizer"]["add_prefix_space"]
     elif "sentencepiece.bpe.model" in files:
         settings["tokenizer_class"] = "TupeTokenizer"
         settings |= {"auto_map": {"AutoTokenizer": [None, "tokenization_tupe.TupeTokenizer"]}} if code else {}
