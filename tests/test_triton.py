@@ -1,6 +1,7 @@
 """Triton's kernels in its interpreter, on a CPU, against the plain backend. `test_triton_compiler.py` compiles them."""
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -64,11 +65,11 @@ def test_compiled_code_is_one_graph():
 
     q, k, v, grad = (torch.randn(1, 20, 2, 16).transpose(1, 2) for _ in range(4))
     read, mask, seed, numbers = torch.randn(2, 20, 20), torch.arange(20)[None] < 9, torch.tensor([7]), (0.2, 0.25)
-    inputs = q, k, v, read, read, mask, seed, *numbers
+    inputs = q, k, v, read, read, mask, seed, *numbers, True
     torch.library.opcheck(triton_attention._attention, inputs, test_utils="test_faketensor")
     inputs = q, k, v, read, mask, *triton_attention._attention(*inputs), grad, *numbers
-    for of_bias in (True, False):
-        torch.library.opcheck(triton_attention._attention_backward, (*inputs, of_bias), test_utils="test_faketensor")
+    for last in itertools.product((True, False), (True, False)):  # atomic, of_bias
+        torch.library.opcheck(triton_attention._attention_backward, (*inputs, *last), test_utils="test_faketensor")
 
 
 def test_the_gradient_of_a_rounded_bias_is_summed_in_float32():
@@ -91,7 +92,7 @@ def test_half_precision():
     torch.testing.assert_close(ours.float(), exact, rtol=2e-2, atol=2e-2)
 
 
-def dropout_case(device, dtype, length, width):
+def dropout_case(device, dtype, length, width, atomic=False):
     """Relative errors of output and gradients, in float64, beside the formula with the weights that were dropped."""
     B, H, share = 3, 3, 0.25
     torch.manual_seed(1)
@@ -101,7 +102,7 @@ def dropout_case(device, dtype, length, width):
 
     def ours(q, v, bias, mask):
         torch.manual_seed(5)
-        return triton_attention.attention(q, k, v, bias, mask, 0.25, share)
+        return triton_attention.attention(q, k, v, bias, mask, 0.25, share, atomic=atomic)
 
     columns = [torch.eye(length, device=device, dtype=dtype)[:, i : i + width] for i in range(0, length, width)]
     kept = [ours(torch.zeros_like(q), x.expand(B, H, -1, -1).contiguous(), None, None) > 0 for x in columns]
@@ -120,10 +121,24 @@ def dropout_case(device, dtype, length, width):
     return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
 
 
+@pytest.mark.parametrize("atomic", [False, True])
 @pytest.mark.parametrize("width", [16, 24, pytest.param(128, marks=pytest.mark.thorough)])
-def test_dropout_drops_the_same_weights_in_all_kernels(width):
-    """In tiles of 16, and those of wide heads."""
-    assert max(dropout_case("cpu", torch.float32, 40, width)) < 1e-5
+def test_dropout_drops_the_same_weights_in_all_kernels(width, atomic):
+    """In tiles of 16, and those of wide heads; gradients of q, k, v and of the bias, however it is summed."""
+    assert max(dropout_case("cpu", torch.float32, 40, width, atomic)) < 1e-5
+
+
+def test_atomic_additions_add_what_the_kernel_of_the_bias_sums():
+    """Without a gradient of the bias, nothing is added."""
+    q, k, v = (torch.randn(3, 2, 21, 16, requires_grad=True) for _ in range(3))
+    bias, grad = torch.randn(2, 21, 21, requires_grad=True), torch.randn(3, 2, 21, 16)
+    mask, found = (torch.arange(21) < 17).expand(3, -1), []
+    for atomic in (False, True):
+        out = triton_attention.attention(q, k, v, bias, mask, 0.3, 0.0, atomic=atomic)
+        found.append(torch.autograd.grad(out, (q, k, v, bias), grad))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+    out = triton_attention.attention(q, k, v, bias.detach(), None, 0.3, 0.0, atomic=True)
+    assert len(torch.autograd.grad(out, (q, k, v), grad)) == 3
 
 
 def test_what_it_refuses():
@@ -139,10 +154,14 @@ def test_what_it_refuses():
 
 @pytest.fixture
 def card(monkeypatch):
-    """`card(seconds)`: as on one where a backend takes seconds(its name, length)."""
+    """`card(seconds)`: as on one where a backend takes seconds(its name, length). atomic: how many times as long atomic
+    additions take."""
 
-    def pretend(seconds):
-        monkeypatch.setattr(backend_triton, "seconds_of", lambda backend, *sizes: seconds(backend.name, sizes[-1]))
+    def pretend(seconds, atomic=1.0):
+        def seconds_of(backend, *sizes):
+            return seconds(backend.name, sizes[-1]) * (atomic if getattr(backend, "atomic", False) else 1)
+
+        monkeypatch.setattr(backend_triton, "seconds_of", seconds_of)
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
@@ -150,9 +169,9 @@ def card(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.random, "fork_rng", lambda devices: torch.enable_grad())
-    backend_triton.wins.cache_clear()
+    backend_triton.fastest.cache_clear()
     yield pretend
-    backend_triton.wins.cache_clear()
+    backend_triton.fastest.cache_clear()
 
 
 def chosen(position, length=512, dtype=torch.bfloat16):
@@ -172,12 +191,21 @@ def test_it_is_measured_at_about_the_length_of_the_sequences(card):
     measured = []
     card(lambda name, length: measured.append(length) or (length if name == "sdpa" else 200))
     assert [chosen("untied", length) for length in (1, 64, 65, 128, 129, 500, 9999)] == ["sdpa"] * 4 + ["triton"] * 3
-    assert measured == [64, 64, 128, 128, 256, 256, 512, 512, 2048, 2048]
+    assert measured == [length for length in (64, 128, 256, 512, 2048) for _ in range(3)]
 
 
 def test_a_tie_is_not_decided_by_chance(card):
     card(lambda name, length: 0.95 if name == "triton" else 1.0)
     assert chosen("untied") == "sdpa"
+
+
+@pytest.mark.parametrize("share, atomic", [(0.95, False), (0.8, True)])
+def test_the_card_decides_how_the_gradient_of_the_bias_is_summed(share, atomic, card):
+    card(lambda name, length: 1.0 if name == "triton" else 2.0, share)
+    model = encoder("untied").positions
+    found, reason = choose("auto", model, "softmax", torch.device("cuda"), torch.bfloat16, 512)
+    assert found.atomic == atomic and ("atomic" in reason) == atomic
+    assert not choose("triton", model, "softmax", torch.device("cuda"), torch.bfloat16, 512)[0].atomic
 
 
 def test_without_memory_it_is_measured_later(card):
@@ -216,7 +244,7 @@ def test_kernels_that_cannot_be_made_do_not_win(card, caplog):
 def test_it_is_measured_inside_inference_mode_too(card):
     card(lambda name, length: torch.ones(2, requires_grad=True).sum().backward() or 1.0)
     with torch.inference_mode():
-        assert backend_triton.wins(12, 64, torch.bfloat16, 512, "a card") is False
+        assert backend_triton.fastest(12, 64, torch.bfloat16, 512, "a card") is None
 
 
 @pytest.mark.thorough

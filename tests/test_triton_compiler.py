@@ -27,9 +27,10 @@ bias = aligned(torch.empty(12, length, length, dtype=q.dtype), triton_attention.
 kinds = dict.fromkeys(["Q", "K", "V", "GRAD", "BIAS", "OUT", "DQ", "DK", "DV"], "*" + dtype)
 kinds |= dict.fromkeys(["LSE", "DELTA", "DBIAS"], "*fp32") | {"MASK": "*i8", "SEED": "*i64", "KEPT": "*i32"}
 kinds |= dict.fromkeys(["scale", "gain"], "fp32")
-for name in triton_attention.TILES:
+for name, atomic in [*((name, False) for name in triton_attention.TILES), ("backward_kv", True)]:
     kernel = getattr(triton_attention, "_" + name)
     _, chosen = triton_attention.launch(name, q, q, bias, q if padded else None, q)
+    chosen["ATOMIC"] = atomic
     options = {each: chosen.pop(each) for each in ("num_warps", "num_stages")}
     names = inspect.signature(kernel.fn).parameters
     kind = {each: "constexpr" if each in chosen else kinds.get(each, "i32") for each in names}
@@ -39,7 +40,8 @@ for name in triton_attention.TILES:
     of_16 = [each for each in names if kind[each][0] == "*"] + numbers
     marks = {(list(names).index(each),): [["tt.divisibility", 16]] for each in of_16}  # as the numbers are at run time
     made = triton.compile(ASTSource(kernel, kind, values, marks), target=GPUTarget("cuda", card, 32), options=options)
-    print(name, "mma" in made.asm["ptx"] and "ld.global.b16" not in made.asm["ptx"])
+    adds = "relaxed.add" in made.asm["ptx"]
+    print(name, "mma" in made.asm["ptx"] and "ld.global.b16" not in made.asm["ptx"] and adds == atomic)
 """
 
 
@@ -53,4 +55,4 @@ def test_kernels_compile_for_a_card(card, dtype, length, width, tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", COMPILE, str(card), dtype, str(length), str(width)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.split()[1::2] == ["True"] * 4, done.stderr
+    assert done.stdout.split()[1::2] == ["True"] * 5, done.stderr

@@ -26,7 +26,12 @@ class SharedBias(NamedTuple):
 
 
 class Triton(Backend):
+    """atomic: how the gradient of the bias is summed, see `triton_attention`."""
+
     name = "triton"
+
+    def __init__(self, atomic: bool = False):
+        self.atomic = atomic
 
     def refuses(self, positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype) -> str | None:
         dims = positions.dims
@@ -53,29 +58,33 @@ class Triton(Backend):
     ) -> tuple[Tensor, None]:  # fmt: skip
         if q.size(-1) > WIDEST:
             raise ValueError(f"attention=triton: rotated queries are {q.size(-1)} wide; valid: up to {WIDEST}")
-        return attention(q, k, v, prepared.bias, prepared.mask, scale, dropout, prepared.read), None
+        return attention(q, k, v, prepared.bias, prepared.mask, scale, dropout, prepared.read, self.atomic), None
 
 
 @functools.cache
-def wins(heads: int, head_dim: int, dtype: torch.dtype, length: int, card: str) -> bool:
-    """Whether Triton's kernels take less than nine tenths of the time of PyTorch's on this card, forward and backward:
-    measured once per process, on the current card. A tie would be decided by chance, and another way after a resume.
-    Draws inside do not change the run's. Kernels that cannot be made here, as without a C compiler, do not win."""
+def fastest(heads: int, head_dim: int, dtype: torch.dtype, length: int, card: str) -> Triton | None:
+    """The backend if Triton's kernels take less than nine tenths of the time of PyTorch's on this card, forward and
+    backward: measured once per process, on the current card. A tie would be decided by chance, and another way after a
+    resume; so atomic additions have to be as much faster again. Draws inside do not change the run's. Kernels that
+    cannot be made here, as without a C compiler, do not win."""
     with (
         torch.random.fork_rng(["cuda"]),
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast("cuda", enabled=False),
     ):
-        theirs = seconds_of(Sdpa(), heads, head_dim, dtype, length)
+        found, least = None, seconds_of(Sdpa(), heads, head_dim, dtype, length)
         try:
-            return seconds_of(Triton(), heads, head_dim, dtype, length) < 0.9 * theirs
+            for backend in (Triton(), Triton(atomic=True)):
+                seconds = seconds_of(backend, heads, head_dim, dtype, length)
+                if seconds < 0.9 * least:
+                    found, least = backend, seconds
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:  # of Triton's compiler, or of what it calls
             reason = str(error).strip().splitlines() or [""]
             logger.warning(f"attention backend triton fails here: {type(error).__name__}: {reason[-1]}")
-            return False
+        return found
 
 
 def seconds_of(backend: Backend, heads: int, head_dim: int, dtype: torch.dtype, length: int) -> float:

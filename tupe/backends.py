@@ -2,6 +2,7 @@
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -33,37 +34,39 @@ def choose(
         raise ValueError(f"unknown attention backend {request!r}; valid: auto, {', '.join(BACKENDS)}")
     if normaliser == "exp" and dtype == torch.float16:
         raise ValueError("normaliser exp overflows in float16 from logits of 11 on; valid: bfloat16, float32")
-    name, reason = request, "as requested"
+    name, reason, faster = request, "as requested", None
     if request == "auto":
         name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"
         if is_transformed():
             name, reason = "plain", "which torch.func can transform"
         elif name == "blocked" and is_traced() and not torch.is_grad_enabled():  # else its own kernels are faster
             name, reason = "sdpa", "which compiled code is not interrupted for"
-        elif name == "sdpa" and triton_wins(positions, normaliser, device, dtype, length):
-            name, reason = "triton", "measured to be the fastest here"
-    backend = Plain(normaliser) if name == "plain" else BACKENDS[name]()
+        elif name == "sdpa" and (faster := faster_triton(positions, normaliser, device, dtype, length)):
+            name, reason = "triton", "measured to be the fastest here" + ", by atomic additions" * faster.atomic
+    backend = faster or (Plain(normaliser) if name == "plain" else BACKENDS[name]())
     obstacle = backend.refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":
         raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")
     return (Plain(normaliser), obstacle) if obstacle else (backend, reason)
 
 
-def triton_wins(positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype, length: int) -> bool:
-    """Whether a model with a bias is faster with Triton's kernels: measured on the card, at the first forward pass of
+def faster_triton(
+    positions: Positions, normaliser: str, device: torch.device, dtype: torch.dtype, length: int
+) -> Any:  # fmt: skip
+    """Triton's kernels, if a model with a bias is faster with them: measured on the card, at the first forward pass of
     about this length (the next power of 2, of 64 to 2048)."""
     if TRITON is None or is_traced() or not torch.cuda.is_initialized() or dtype == torch.float32:
-        return False
+        return None
     changes = positions.having["reach"] or positions.having["rotate"]  # the work, or the widths
     if changes or not positions.has_bias() or TRITON.Triton().refuses(positions, normaliser, device, dtype):
-        return False
+        return None
     about = min(max(64, 1 << (length - 1).bit_length()), 2048)
     with torch.cuda.device(device):
         if torch.cuda.is_current_stream_capturing():
-            return False
+            return None
         try:
-            return TRITON.wins(
+            return TRITON.fastest(
                 positions.dims.heads, positions.dims.head_dim, dtype, about, torch.cuda.get_device_name(device)
             )
         except torch.cuda.OutOfMemoryError:  # to be measured when there is room
-            return False
+            return None

@@ -1,7 +1,8 @@
 """Softmax attention with a bias that all sequences share, as Triton kernels for NVIDIA cards.
 
 PyTorch's kernels that take a bias write its gradient for every sequence, [B, H, L, L]. Here a kernel of its own sums
-it over the batch in registers and writes [H, L, L] once, without atomic additions.
+it over the batch in registers and writes [H, L, L] once, without atomic additions. With `atomic`, the kernel of keys
+and values adds it up instead: two of eleven products less, in an order that differs from run to run.
 
 The kernels are operators, so that a compiled or exported model holds one node of each, whose inside nobody traces.
 
@@ -222,11 +223,12 @@ def _backward_q(
 
 @jit
 def _backward_kv(
-    Q, K, V, GRAD, BIAS, MASK, KEPT, LSE, DELTA, DK, DV, scale, gain, H, L,
+    Q, K, V, GRAD, BIAS, MASK, KEPT, LSE, DELTA, DK, DV, DBIAS, scale, gain, H, L,
     q_b, q_h, q_i, k_b, k_h, k_i, v_b, v_h, v_i, grad_b, grad_h, grad_i, dk_b, dk_h, dk_i, dv_b, dv_h, dv_i,
     bias_h, bias_i, bias_j,
     D: constexpr, E: constexpr, DD: constexpr, EE: constexpr, M: constexpr, N: constexpr,
     HAS_BIAS: constexpr, HAS_MASK: constexpr, DROPS: constexpr, EVEN: constexpr, WHOLE_ROWS: constexpr,
+    ATOMIC: constexpr,
 ):  # fmt: skip
     b, h = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     n = tl.program_id(1) * N
@@ -246,6 +248,9 @@ def _backward_kv(
         )  # fmt: skip
         dk += tl.dot(tl.trans(dx.to(q.dtype)), q, input_precision="ieee")
         dv += tl.dot(tl.trans(dropped.to(grad.dtype)), grad, input_precision="ieee")
+        if ATOMIC:
+            inside = (i[:, None] < L) & (j[None] < L)
+            tl.atomic_add(DBIAS + h * L * L + i[:, None] * L + j[None], dx, mask=inside, sem="relaxed")
     if DROPS:
         dv = dv * gain
     _store_rows(DK, b * dk_b + h * dk_h, j, dk_i, dk * scale, L, D, DD)
@@ -286,24 +291,25 @@ OPERATORS = re.sub(r"\W", "_", __name__)  # where they are: a Hugging Face folde
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, scale: float, dropout: float,
-    read: Tensor | None = None,
+    read: Tensor | None = None, atomic: bool = False,
 ) -> Tensor:  # fmt: skip
     """softmax(q . k * scale + bias) v, [B, H, L, E] of q, k [B, H, L, D] and v [B, H, L, E].
 
     bias: [H, L, L] or None. mask: [B, L] bool, False at padded keys, or None; a sequence of only padding gives 0.
     dropout: its probability, for the weights, drawn with the device's generator.
     read: the bias as the kernels read it, say rounded, without a gradient (default: the bias). The bias' own gradient
-    has its own precision, in which autograd adds up those of all layers, in place.
+    has its own precision, in which autograd adds up those of all layers, in place. atomic: how it is summed over the
+    batch, see above.
     """
     read = bias.detach() if bias is not None and read is None else read
     seed = torch.randint(2**30, (1,), device=q.device) if dropout else None
-    return _attention(q, k, v, bias, read, mask, seed, scale, dropout)[0]
+    return _attention(q, k, v, bias, read, mask, seed, scale, dropout, atomic)[0]
 
 
 @torch.library.custom_op(f"{OPERATORS}::attention", mutates_args=())
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, read: Tensor | None, mask: Tensor | None,
-    seed: Tensor | None, scale: float, dropout: float,
+    seed: Tensor | None, scale: float, dropout: float, atomic: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(out, log2 of each row's sum, the weights that stay as bits)"""
     B, H, L, _ = q.shape
@@ -317,14 +323,14 @@ def _attention(
 
 
 @_attention.register_fake
-def _(q, k, v, bias, read, mask, seed, scale, dropout):
+def _(q, k, v, bias, read, mask, seed, scale, dropout, atomic):
     return new_outputs(q, v, dropout)
 
 
 @torch.library.custom_op(f"{OPERATORS}::attention_backward", mutates_args=())
 def _attention_backward(
     q: Tensor, k: Tensor, v: Tensor, read: Tensor | None, mask: Tensor | None, out: Tensor, lse: Tensor, kept: Tensor,
-    grad: Tensor, scale: float, dropout: float, of_bias: bool,
+    grad: Tensor, scale: float, dropout: float, atomic: bool, of_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, and of the bias, [H, L, L] float32; of_bias: whether anybody wants it, else it is empty."""
     B, H, L, _ = q.shape
@@ -337,10 +343,12 @@ def _attention_backward(
         _backward_q[B, grid[0], H](q, k, v, out, *shared, dq, scale, gain, H, L,
                                    *strides(q, k, v, out, grad, dq), *of_read, **options)  # fmt: skip
         grid, options = launch("backward_kv", q, v, read, mask, drops)
-        _backward_kv[B, grid[1], H](q, k, v, *shared, dk, dv, scale, gain, H, L,
-                                    *strides(q, k, v, grad, dk, dv), *of_read, **options)  # fmt: skip
-        if not of_bias:
-            return dq, dk, dv, q.new_empty(0, dtype=torch.float32)
+        atomic = atomic and of_bias
+        dbias = q.new_zeros((H, L, L) if atomic else 0, dtype=torch.float32)
+        _backward_kv[B, grid[1], H](q, k, v, *shared, dk, dv, dbias, scale, gain, H, L,
+                                    *strides(q, k, v, grad, dk, dv), *of_read, ATOMIC=atomic, **options)  # fmt: skip
+        if atomic or not of_bias:
+            return dq, dk, dv, dbias
         grid, options = launch("backward_bias", q, v, read, mask, drops)
         sequences = triton.cdiv(B, triton.cdiv(PROGRAMS, grid[0] * grid[1] * H))
         parts = triton.cdiv(B, sequences)
@@ -351,7 +359,7 @@ def _attention_backward(
 
 
 @_attention_backward.register_fake
-def _(q, k, v, read, mask, out, lse, kept, grad, scale, dropout, of_bias):
+def _(q, k, v, read, mask, out, lse, kept, grad, scale, dropout, atomic, of_bias):
     _, H, L, _ = q.shape
     return empty_like(q), empty_like(k), empty_like(v), q.new_empty((H, L, L) if of_bias else 0, dtype=torch.float32)
 
@@ -365,10 +373,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 9
+        return (None,) * 10
     of_bias = ctx.needs_input_grad[3]
     dq, dk, dv, dbias = _attention_backward(*ctx.saved_tensors, grad, *ctx.numbers, of_bias)
-    return dq, dk, dv, dbias.to(ctx.dtype) if of_bias else None, *(None,) * 5
+    return dq, dk, dv, dbias.to(ctx.dtype) if of_bias else None, *(None,) * 6
 
 
 _attention.register_autograd(_backward, setup_context=_setup_context)
