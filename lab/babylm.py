@@ -37,7 +37,7 @@ from tupe.evaluate import minimal_pairs
 from tupe.evaluate.loading import load_model, losses_at
 from tupe.run import record, stop
 from tupe.run.folder import write_atomically
-from tupe.run.processes import PROGRAM, complete
+from tupe.run.processes import PROGRAM
 from tupe.text import TextEncoder
 
 from .bench import machine
@@ -50,6 +50,14 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, ROWS = DOCS / "babylm.md", DOCS / "evidence" / "babylm" / "runs.csv"
 COLUMNS = ("arm", "seed", "updates", "bits", "blimp", "blimp_error", "cpu_seconds", "seconds", "device", "commit",
            "finished_at")  # fmt: skip
+
+
+def complete(command: list) -> None:
+    """Run a command to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
+    done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", errors="backslashreplace")
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        raise ValueError(said.splitlines()[-1])
 
 
 # ------------------------------------------------------------------------------------------------------------- the text

@@ -688,7 +688,8 @@ def test_sums_over_tokens_are_float32_under_autocast():
         for linear in (selective.down[1], selective.up[1]):
             linear.weight.fill_(1 / DIMS.width)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        distances, (ours_q, ours_k, _) = cable.decay(q, k, layer), selective.rotate(q, k, v, layer)
+        logits, (ours_q, ours_k, _) = cable.content(q, k, layer), selective.rotate(q, k, v, layer)
+    distances = -logits * layer.scale
     index = torch.arange(long)
     offsets = (index - index[:, None]).abs().float().expand_as(distances)
     torch.testing.assert_close(distances.float(), offsets, atol=0.1, rtol=0.01)

@@ -81,12 +81,12 @@ def test_rates_and_seeds_in_the_spelling_of_the_recipe_replace_the_paper_s(place
 def test_job_is_the_command_that_a_person_would_paste(place):
     (line,) = sweep(
         place, *ONE_TASK, "--grid=seed=3", "--dry-run",
-        "--max-epoch", "2", "--compile", "model.dropout=0.3", "--clip-norm=0",
+        "--max-epoch", "2", "--cpu", "model.dropout=0.3", "--clip-norm=0",
     ).splitlines()  # fmt: skip
     assert line.split() == [
         sys.executable, str(STAND_IN), "finetune", "--task=CoLA", "--lr=2e-05", "--seed=3",
         f"--output={place / 'out/CoLA/lr2e-05_seed3'}", f"--data={place / 'data'}",
-        f"--checkpoint={place / 'pretrained.pt'}", "--max-epoch=2", "--compile", "model.dropout=0.3", "--clip-norm=0",
+        f"--checkpoint={place / 'pretrained.pt'}", "--max-epoch=2", "--cpu", "model.dropout=0.3", "--clip-norm=0",
         "--no-save",
     ]  # fmt: skip
 
@@ -123,13 +123,28 @@ def test_a_number_has_one_spelling(tmp_path):
 
 
 def test_words_are_options_or_overrides():
-    words = ["--data", "d", "--compile", "model.dropout=0", "--lr", "-1", "--betas=(0.9, 0.98)", "+a.b=c", "model=rope"]
+    words = [
+        "--data",
+        "d",
+        "--cpu",
+        "model.dropout=0",
+        "--lr",
+        "-1",
+        "--betas=(0.9, 0.98)",
+        "+a.b=c",
+        "model=rope",
+    ]
     assert options_in(words) == {
-        "--data": str(Path("d").resolve()), "--compile": None, "model.dropout": "0", "--lr": "-1",
+        "--data": str(Path("d").resolve()), "--cpu": None, "model.dropout": "0", "--lr": "-1",
         "--betas": "(0.9, 0.98)", "+a.b": "c", "model": "rope",
     }  # fmt: skip
-    words = ["--checkpoint", "m/seed=1", "--tensorboard-logdir", "lr=1", "--compile", "model.dropout=0"]
-    assert list(options_in(words)) == ["--checkpoint", "--tensorboard-logdir", "--compile", "model.dropout"]
+    words = ["--checkpoint", "m/seed=1", "--tensorboard-logdir", "lr=1", "--cpu", "model.dropout=0"]
+    assert list(options_in(words)) == [
+        "--checkpoint",
+        "--tensorboard-logdir",
+        "--cpu",
+        "model.dropout",
+    ]
     assert options_in(["--checkpoint=/x/a:b/c.pt"])["--checkpoint"] == "/x/a:b/c.pt"
     with pytest.raises(ValueError, match="'DATA' is neither"):
         options_in(["--lr=1", "DATA"])
@@ -159,7 +174,7 @@ def test_mistakes_are_refused_before_anything_is_written(place, words, message):
 def test_a_folder_of_another_sweep_is_refused_and_a_wider_grid_extends_it(place):
     sweep(place, *ONE_TASK, "--grid=seed=1")
     for words, difference in (
-        (["--compile"], "--compile none there, given here"),
+        (["--cpu"], "--cpu none there, given here"),
         (["--grid=max-epoch=1"], "grid over --task --lr --seed there, --task --lr --max-epoch --seed here"),
     ):
         assert difference in sweep(place, *ONE_TASK, "--grid=seed=1", *words, status=2)
