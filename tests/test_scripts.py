@@ -159,7 +159,7 @@ STAND_INS = {  # of the programs that the script runs, by the step to be ended
     "quickstart.sh": {"scripts/setup.sh": STEP},
     "quickstart.sh: table": {
         "scripts/setup.sh": "", "outputs/quickstart/quickstart": "", "outputs/quickstart/raw/reviews/imdb.jsonl": "",
-        ".venv/bin/tupe": "", ".venv/bin/python": f"case $* in *lab.quickstart*) {STEP} ;; esac",
+        ".venv/bin/tupe": "", ".venv/bin/python": f"case $* in *'-m lab.quickstart '*) {STEP} ;; esac",
     },
     "test.sh": {"scripts/setup.sh": STEP},
     "test.sh: pytest": {
