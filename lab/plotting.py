@@ -21,6 +21,8 @@ from tupe.run.folder import write_atomically
 COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#B5BD4C", "#BFBFBF"]
 DASHES = ["-", "--", "-.", ":"]
 INKS = ["#000000", "#0072B2", "#B34700", "#007A5A", "#A3497F", "#8A6000", "#882255"]  # dark enough for words, too
+BLUE, RED, GREY = INKS[1], INKS[2], "#555555"
+SMALL = 8.5  # points, the smallest letters of a page's picture
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 HEAT = "cividis"
 NARROW = 4.8  # inches, the width of a picture whose words of 8.5 points can be read on a phone, 360 pixels wide
@@ -67,12 +69,13 @@ def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, **options) 
 
 def name_lines(axis: Axes, ends: list[tuple[float, str, str]], x: float, beside: float, apart: float) -> None:
     """Words beside the ends of lines, in place of a legend. ends: (y, words, colour) of lines that end at `x`; words
-    stand at `x + beside`, moved up until they are `apart`."""
-    at = -math.inf
+    stand at `x + beside`, to the left if that is negative, moved up until they are `apart`."""
+    at, side = -math.inf, "right" if beside < 0 else "left"
     for y, words, colour in sorted(ends):
         at = max(y, at + apart)
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
-        axis.annotate(words, (x, y), (x + beside, at), color=colour, va="center", arrowprops=line)
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
+        line["relpos"] = (1 if beside < 0 else 0, 0.5)
+        axis.annotate(words, (x, y), (x + beside, at), color=colour, ha=side, va="center", arrowprops=line)
 
 
 def legend(figure: Figure, columns: int = 1) -> None:
