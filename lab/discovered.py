@@ -164,7 +164,7 @@ def offset(curve: list[float], exit: float, other: list[float], its_exit: float)
 def draw(found: list[Entry]) -> Figure:
     """One curve per encoding: the mean of its seeds with a thin band, the ten best known in colour with their names on
     the lines, the others grey."""
-    figure, (axis,) = plotting.curves(1, width=plotting.NARROW, height=4.6)
+    figure, axis = plotting.curves(height=4.6)
     updates, ends = np.arange(EVERY, UPDATES + 1, EVERY), []
     for entry in found:
         mean = np.mean(entry.curves, axis=0)

@@ -250,7 +250,7 @@ TRAINING = "training loss, bits per masked token"
 def losses(runs: Runs) -> Figure:
     """Mini models at a constant rate with a cool-down: loss against updates."""
     found = of_stage(runs, "lasting", LASTING, 8000)
-    figure, (axis,) = curves(1, width=NARROW, height=3.7)
+    figure, axis = curves(height=3.7)
     draw_curves(axis, {model: [curve for _, curve in pairs] for model, pairs in found.items()}, 250, 0.33)
     falls = 8000 - cooldown_of(found["bert_a"][0][0])
     axis.axvline(falls, color=GREY, linewidth=0.8)
@@ -274,7 +274,7 @@ def after_exits(runs: Runs) -> dict[str, list[Curve]]:
 
 def aligned(runs: Runs) -> Figure:
     """As `losses`, but counted from each run's exit."""
-    figure, (axis,) = curves(1, width=NARROW, height=3.2)
+    figure, axis = curves(height=3.2)
     draw_curves(axis, after_exits(runs), 250, 0.24)
     axis.set(xlim=(0, 7400), ylim=(4.7, 8.4), xlabel="updates since the model left its plateau", ylabel=TRAINING)
     axis.set_xticks(range(0, 6001, 1000), [f"{n:,}" for n in range(0, 6001, 1000)])
@@ -299,7 +299,7 @@ def leads(runs: Runs) -> dict[str, list[Curve]]:
 
 def lead(runs: Runs) -> Figure:
     """The lead over BERT-A against updates."""
-    figure, (axis,) = curves(1, width=NARROW, height=3.2)
+    figure, axis = curves(height=3.2)
     draw_curves(axis, leads(runs), 800, 0.17)
     axis.axhline(0, color="black", linewidth=0.9)
     axis.set(xlim=(0, 24500), ylim=(-0.1, 2.6), xlabel="updates", ylabel="ahead of BERT-A, bits per masked token")
@@ -323,7 +323,7 @@ def orders(runs: Runs) -> dict[str, Curve]:
 
 def order(found: dict[str, Curve]) -> Figure:
     """Word order along training; names where the lines begin."""
-    figure, (axis,) = curves(1, width=NARROW, height=3.0)
+    figure, axis = curves(height=3.0)
     for model, (xs, ys) in found.items():
         colour, dash, marker = INK[model]
         axis.plot(xs, ys, color=colour, linestyle=dash, marker=marker, markersize=4, linewidth=1.5)
@@ -341,7 +341,7 @@ def costs(steps: dict[str, dict[str, np.ndarray]]) -> Figure:
     the medians of the last setting. steps: {setting: {encoding: ratio of each turn}}."""
     *_, last = steps.values()
     names = sorted(last, key=lambda name: np.median(last[name]))
-    figure, (axis,) = curves(1, width=NARROW, height=0.185 * len(names) + 0.15 * len(steps) + 0.7)
+    figure, axis = curves(height=0.185 * len(names) + 0.15 * len(steps) + 0.7)
     for n, (setting, within) in enumerate(steps.items()):
         colour, marker, aside = INKS[n % len(INKS)], MARKERS[n % len(MARKERS)], 0.25 * ((len(steps) - 1) / 2 - n)
         for row, name in enumerate(names):

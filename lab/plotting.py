@@ -56,15 +56,12 @@ def style(index: int) -> dict:
     }
 
 
-def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, **options) -> tuple:
-    """(figure, array of axes) for lines and bars: panels in a row, `width` and `height` inches each."""
-    figure, axes = plt.subplots(
-        1, panels, figsize=(width * panels, height), squeeze=False, layout="constrained", **options
-    )
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.3)
-    return figure, axes.flatten()
+def curves(height: float = 3.2) -> tuple[Figure, Axes]:
+    """A figure with one axes for lines, `height` inches high."""
+    figure, axis = plt.subplots(figsize=(NARROW, height), layout="constrained")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.3)
+    return figure, axis
 
 
 def name_lines(axis: Axes, ends: list[tuple[float, str, str]], x: float, beside: float, apart: float) -> None:
@@ -80,17 +77,13 @@ def name_lines(axis: Axes, ends: list[tuple[float, str, str]], x: float, beside:
 
 def legend(figure: Figure, columns: int = 1) -> None:
     """The lines of the axes, below them, where they hide no curve; the picture grows with them."""
-    figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0), fontsize=8, ncols=columns, frameon=False)
+    figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0), fontsize=SMALL, ncols=columns, frameon=False)
 
 
-def grid(panels: int, columns: int, size: float = 2.2, beside: float = 0.0) -> tuple:
-    """Figure and flat array of axes for square panels, inches wide and high; axes that are left over are hidden.
-    beside: what each panel needs for its colour bar."""
-    rows = -(-panels // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=((size + beside) * columns + 0.8, (size + 0.4) * rows + 0.4), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+def grid(panels: int) -> tuple[Figure, np.ndarray]:
+    """Figure and flat array of axes for square panels, two in a row; one that is left over is hidden."""
+    rows = -(-panels // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(NARROW, 2.45 * rows + 0.35), squeeze=False, layout="constrained")
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
     return figure, axes.flatten()
@@ -101,5 +94,5 @@ def heat(axis: Axes, matrix: np.ndarray, first: int = 0, **options) -> AxesImage
     rows, columns = matrix.shape
     extent = (first - 0.5, first + columns - 0.5, first + rows - 0.5, first - 0.5)
     image = axis.imshow(matrix, cmap=HEAT, interpolation="nearest", extent=extent, **options)
-    axis.tick_params(labelsize=7)
+    axis.tick_params(labelsize=SMALL)
     return image

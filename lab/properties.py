@@ -210,12 +210,12 @@ def draw_correlations(checkpoint, data, length, output):
 def attention_figure(matrices: dict) -> Figure:
     """Attention under identical-word probing, one panel per encoding: label -> A [L, L]. [CLS] and [SEP] are left out;
     the scale of each panel ends at its 99th percentile."""
-    figure, axes = grid(len(matrices), min(len(matrices), 3), size=2.3, beside=0.8)
+    figure, axes = grid(len(matrices))
     for axis, (label, matrix) in zip(axes, matrices.items(), strict=False):
         words = matrix[1:-1, 1:-1]
         image = heat(axis, words, first=1, vmin=np.percentile(words, 1), vmax=np.percentile(words, 99))
         axis.set_title(label, fontsize=9)
-        figure.colorbar(image, ax=axis, fraction=0.046, extend="both").ax.tick_params(labelsize=7)
+        figure.colorbar(image, ax=axis, fraction=0.046, extend="both").ax.tick_params(labelsize=SMALL)
     figure.supxlabel("key position")
     figure.supylabel("query position")
     return figure
