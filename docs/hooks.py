@@ -2,8 +2,6 @@
 
 import inspect
 import re
-import struct
-from pathlib import Path
 
 import click
 from click.testing import CliRunner
@@ -70,8 +68,8 @@ def on_pre_build(config: object) -> None:
 
 def on_page_content(html: str, page: Page, **more) -> str:
     """Mend what extensions leave: a bar in code of a table keeps its backslash; examples of a command's help are one
-    paragraph, and no default has a name of click's own. For narrow screens, a large picture says half its width, and
-    a cell of a table that its text is long."""
+    paragraph, and no default has a name of click's own. For narrow screens, a cell of a table says that its text is
+    long."""
 
     def cell(found: re.Match) -> str:
         kind = ' class="long"' if len(re.sub(r"<.*?>", "", found[2])) > 45 else ""
@@ -82,10 +80,4 @@ def on_page_content(html: str, page: Page, **more) -> str:
         html = html.replace("<code>Sentinel.UNSET</code>", "")
         block = r'<div class="highlight"><pre><code>\1</code></pre></div>'
         html = re.sub(r"<p>(tupe .*?)</p>", block, html, flags=re.DOTALL)
-
-    def sized(image: re.Match) -> str:
-        file = Path(page.file.abs_src_path).parent / image[1]
-        width = struct.unpack(">I", file.read_bytes()[16:20])[0]
-        return f'{image[0]} style="--half: {width // 2}px"' if width > 1000 else image[0]
-
-    return re.sub(r'<img (?:alt="[^"]*" )?src="([^":]+\.png)"', sized, html)
+    return html

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+from matplotlib.figure import Figure
 
 from tupe.common import options
 from tupe.common.tables import TextTable
@@ -160,10 +161,10 @@ def offset(curve: list[float], exit: float, other: list[float], its_exit: float)
 # --------------------------------------------------------------------------------------------------------- the picture
 
 
-def draw(found: list[Entry]) -> None:
+def draw(found: list[Entry]) -> Figure:
     """One curve per encoding: the mean of its seeds with a thin band, the ten best known in colour with their names on
     the lines, the others grey."""
-    figure, (axis,) = plotting.curves(1, width=plotting.NARROW, height=4.6)
+    figure, axis = plotting.curves(height=4.6)
     updates, ends = np.arange(EVERY, UPDATES + 1, EVERY), []
     for entry in found:
         mean = np.mean(entry.curves, axis=0)
@@ -183,7 +184,7 @@ def draw(found: list[Entry]) -> None:
     axis.set_xticks(range(0, UPDATES + 1, 1000))
     axis.set_xlabel("updates")
     axis.set_ylabel("training loss, bits per masked token")
-    plotting.save(figure, PICTURE)
+    return figure
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
@@ -242,6 +243,6 @@ def write_page(runs):
     found = entries()
     if not found:
         raise ValueError("no run of `nopos` and `rope` has finished: python -m lab discover")
-    draw(found)
+    plotting.save(draw(found), PICTURE)
     head = PAGE.read_text(encoding="utf-8").partition("## Results\n")[0].rstrip()
     write_atomically(PAGE, f"{head}\n\n{results(found)}".rstrip() + "\n")

@@ -39,7 +39,7 @@ def positional_logits(model: "TupeForMaskedLM", length: int | None = None, layer
 def positional(logits: torch.Tensor) -> Figure:
     """Positional logits of every head, [H, L, L], without [CLS]; each head with its own colour scale (printed above
     it). The paper's figure 6."""
-    figure, axes = grid(len(logits), min(len(logits), 4))
+    figure, axes = grid(len(logits))
     for head, (axis, matrix) in enumerate(zip(axes, logits, strict=False)):
         words = matrix[1:, 1:].numpy()
         heat(axis, words, first=1)
@@ -62,7 +62,7 @@ def losses_of(folder: str | Path) -> tuple:
 
 def losses(lines: dict) -> Figure:
     """Validation losses by updates. lines: label -> (updates, losses)."""
-    figure, (axis,) = curves()
+    figure, axis = curves()
     for index, (label, (updates, values)) in enumerate(lines.items()):
         axis.plot(updates, values, label=label, **style(index))
     axis.set_xlabel("updates")

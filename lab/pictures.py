@@ -1,132 +1,35 @@
-"""The pictures of the pages that need no trained model: a drawn layer, and what committed tables hold.
+"""The pictures of the pages, from committed tables and models.
 
-python -m lab pictures    draw all of them into docs/figures
+python -m lab pictures                   draw all of them into docs/figures
+python -m lab pictures forest delays     only these
 """
 
 import csv
+import functools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from tupe.common import options
 
+from . import discovered, sketches
+from .delay import curve_of
 from .estimates import mean_interval
-from .known import FIRST, Runs
-from .plan import Trial
-from .plotting import DASHES, INKS, MARKERS, NARROW, name_lines, plt, save
+from .known import FIRST, Curve, Runs
+from .plan import Trial, cooldown_of
+from .plotting import BLUE, DASHES, GREY, INKS, MARKERS, NARROW, RED, SMALL, curves, name_lines, plt, save
 from .recompute import BESIDE, CHANGES, CONTRASTS, verdicts_of_c, verdicts_of_d, verdicts_of_main
 
-FOLDER = FIRST.parent / "figures"
-BLUE, RED, GREY = INKS[1], INKS[2], "#555555"
-SMALL = 8.5  # points, the smallest letters
-ARROW = {"arrowstyle": "-|>", "color": "black", "lw": 0.9, "shrinkA": 0, "shrinkB": 0}
-
-# ----------------------------------------------------------------------------------------------------- a drawn layer
-
-
-class Hook(NamedTuple):
-    name: str  # of the method of `PositionScheme`
-    example: str  # a scheme that has it
-    does: str
-    in_every_layer: bool  # once for all layers otherwise
-
-
-SIGNS = {"embed": "+", "content": "+", "bias": "+", "gate": "x", "value": "+"}  # at their places
-STEPS: list[str | Hook] = [  # from the words to the next layer
-    "word vectors",
-    Hook("embed", "absolute", "a vector is added to each word's", False),
-    "q, k, v of each head",
-    Hook("rotate", "rope", "q and k are turned by their place", True),
-    "q · k",
-    Hook("content", "shaw", "logits of words with positions", True),
-    "times the scale",
-    Hook("bias", "t5", "logits of positions alone", False),
-    Hook("cls_bias", "untied", "other numbers from and to [CLS]", False),
-    Hook("reach", "window", "keys too far away are hidden", True),
-    "softmax",
-    Hook("gate", "urpe", "weights are multiplied", False),
-    "weights · v",
-    Hook("unrotate", "rope_values", "mixed values are turned back", True),
-    Hook("value", "shaw_values", "vectors of offsets are added", True),
-    "out, to the next layer",
-]
-
-
-def icon(name: str) -> np.ndarray:
-    """What a hook's numbers look like, from 0 to 1: [dimensions, places] of `embed` and `value`, [queries, keys] of the
-    others; made up."""
-    i, j = np.mgrid[:6, :6]
-    if name in ("embed", "value"):
-        return 0.5 + 0.5 * np.sin((j + 2 * (name == "value")) * 1.9 / 1.5**i)
-    if name == "content":
-        return np.random.default_rng(4).uniform(size=(6, 6)) * (0.35 + 0.65 * np.exp(-0.4 * abs(j - i - 1)))
-    if name == "cls_bias":
-        return np.where(i == 0, 0.45, np.where(j == 0, 0.9, 0.0))
-    if name == "reach":
-        return (abs(j - i) > 1) * 1.0
-    return np.exp(-0.6 * abs(j - i - (name == "bias")))  # bias, gate
-
-
-def draw_turn(axis: Axes, x: float, y: float, size: float, colour: str, back: bool) -> None:
-    """A vector and the same vector turned."""
-    first, last = ((x + size * 0.9, y), (x + size * 0.45, y + size * 0.85))[:: -1 if back else 1]
-    for tip, alpha in ((first, 0.4), (last, 1.0)):
-        axis.annotate("", tip, (x, y), arrowprops={**ARROW, "color": colour, "alpha": alpha, "lw": 1.3})
-    bend = {"arrowstyle": "->", "connectionstyle": f"arc3,rad={-0.35 if back else 0.35}", "shrinkA": 3, "shrinkB": 4}
-    axis.annotate("", last, first, arrowprops={**ARROW, **bend, "color": colour})
-
-
-def layer() -> Figure:
-    """One attention layer from the top to the bottom, and where each hook of an encoding acts in it."""
-    step, centre, left, side = 0.46, 0.98, 2.08, 0.36  # inches: between steps, of the flow, of the hooks, of an icon
-    height = step * len(STEPS) + 0.3
-    figure = plt.figure(figsize=(NARROW, height))
-    axis = figure.add_axes((0, 0, 1, 1))
-    axis.set_axis_off()
-    places = {step_: height - 0.25 - step * n for n, step_ in enumerate(STEPS)}
-    top, bottom = (places[STEPS[n]] + m * 0.52 * step for n, m in ((2, 1), (-2, -1)))
-    frame = {"boxstyle": "round,pad=0,rounding_size=0.1", "facecolor": "#f2f2f2", "edgecolor": "none", "zorder": 0}
-    axis.add_patch(FancyBboxPatch((0.1, bottom), 1.76, top - bottom, **frame))
-    axis.text(0.18, (top + bottom) / 2, "one layer", rotation=90, va="center", color=GREY)
-    for n, (what, y) in enumerate(places.items()):
-        if n:
-            axis.annotate("", (centre, y + 0.12), (centre, y + step - 0.12), arrowprops=ARROW, zorder=1)
-        if isinstance(what, str):
-            box = {"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": "black", "linewidth": 0.9}
-            axis.text(centre, y, what, ha="center", va="center", bbox=box, zorder=3)
-            continue
-        colour, dash = (RED, "-") if what.in_every_layer else (BLUE, "--")
-        circle = {"markersize": 11, "markerfacecolor": "white", "markeredgewidth": 1.6, "zorder": 3}
-        axis.plot(centre, y, "o", color=colour, **circle)
-        if sign := SIGNS.get(what.name):
-            axis.plot(centre, y, sign, color=colour, markersize=6, markeredgewidth=1.4, zorder=4)
-        axis.plot([centre + 0.1, left], [y, y], color=colour, linewidth=1, linestyle=dash)
-        if what.name in ("rotate", "unrotate"):
-            draw_turn(axis, left + 0.06, y - 0.13, 0.3, colour, what.name == "unrotate")
-        else:
-            shades = LinearSegmentedColormap.from_list("", ["white", colour])
-            extent = (left + 0.04, left + 0.04 + side, y - side / 2, y + side / 2)
-            axis.imshow(icon(what.name), cmap=shades, vmin=0, vmax=1, extent=extent, interpolation="nearest", zorder=2)
-            axis.add_patch(Rectangle((extent[0], extent[2]), side, side, fill=False, edgecolor=colour, zorder=3))
-        name = axis.text(left + 0.5, y + 0.09, what.name, color=colour, weight="bold", va="center")
-        axis.annotate(f"  {what.example}", (1, 0.5), xycoords=name, va="center", family="monospace")
-        axis.text(left + 0.5, y - 0.09, what.does, va="center", fontsize=SMALL)
-    for y, colour, dash, words in ((0.32, BLUE, "--", "once, for all layers"), (0.11, RED, "-", "in every layer")):
-        axis.plot([left, left + 0.4], [y] * 2, color=colour, linestyle=dash, linewidth=1)
-        axis.text(left + 0.5, y, words, color=colour, va="center")
-    axis.set(xlim=(0, NARROW), ylim=(0, height), aspect="auto")
-    return figure
-
+DOCS = FIRST.parent
+FOLDER, MODELS = DOCS / "figures", DOCS.parent / "models"
 
 # ------------------------------------------------------------------------------------------------------- the results
 
@@ -313,19 +216,220 @@ def lengths(models: dict[str, list[dict]]) -> Figure:
     return figure
 
 
-def pictures() -> Iterable[tuple[str, Figure]]:
-    yield "layer", layer()
-    yield "forest", forest(claims(Runs()))
-    yield "delays", delays(leads_in())
-    found = json.loads((FIRST.parent / "extrapolation.json").read_text(encoding="utf-8"))
-    yield "extrapolation", lengths(found["models"])
+# ------------------------------------------------------------------------------------------------ curves of training
+
+INK = {model: (INKS[n], DASHES[n], MARKERS[n]) for n, model in enumerate(("bert_a", "tupe_a", "tupe_r", "bert_r"))}
+NAMES = PLAIN | {"bert_a": "BERT-A"}
+
+
+def draw_curves(axis: Axes, found: dict[str, list[Curve]], beside: float, apart: float) -> None:
+    """A line for each model, the mean of its seeds where all have a value, in a band over them; with its name."""
+    ends = defaultdict(list)  # {last update: lines that end there}
+    for model, of_seeds in found.items():
+        colour, dash, _ = INK[model]
+        last = min(updates[-1] for updates, _ in of_seeds)
+        xs = np.array([x for x in of_seeds[0][0] if x <= last])
+        losses = np.array([np.interp(xs, *curve) for curve in of_seeds])
+        axis.plot(xs, losses.mean(0), color=colour, linestyle=dash, linewidth=1.5)
+        axis.fill_between(xs, losses.min(0), losses.max(0), color=colour, alpha=0.15, linewidth=0)
+        ends[xs[-1] // (beside + 1)].append((losses.mean(0)[-1], NAMES[model], colour, xs[-1]))
+    for lines in ends.values():
+        name_lines(axis, [line[:3] for line in lines], max(line[3] for line in lines), beside, apart)
+
+
+def of_stage(runs: Runs, stage: str, models: Iterable[str], updates: int) -> dict[str, list[tuple[Trial, Curve]]]:
+    """{model: (run, its training losses) of each seed}"""
+    trials = sorted(runs.planned(stage, updates), key=lambda trial: trial.seed)
+    return {model: [(one, runs.curves[one]) for one in trials if one.model == model] for model in models}
+
+
+LASTING = "bert_a", "tupe_a", "tupe_r"  # of the mini models that tell whether a lead lasts
+TRAINING = "training loss, bits per masked token"
+
+
+def losses(runs: Runs) -> Figure:
+    """Mini models at a constant rate with a cool-down: loss against updates."""
+    found = of_stage(runs, "lasting", LASTING, 8000)
+    figure, axis = curves(height=3.7)
+    draw_curves(axis, {model: [curve for _, curve in pairs] for model, pairs in found.items()}, 250, 0.33)
+    falls = 8000 - cooldown_of(found["bert_a"][0][0])
+    axis.axvline(falls, color=GREY, linewidth=0.8)
+    axis.text(falls - 100, 10.0, "from here on\nthe rate falls", ha="right", va="top", color=GREY, fontsize=SMALL)
+    axis.text(900, 8.95, "the plateau: word order is hardly used", va="bottom", fontsize=SMALL)
+    axis.set(xlim=(0, 9700), ylim=(4.2, 10.2), xlabel="updates", ylabel=TRAINING)
+    axis.set_xticks(range(0, 8001, 2000), [f"{n:,}" for n in range(0, 8001, 2000)])
+    return figure
+
+
+def after_exits(runs: Runs) -> dict[str, list[Curve]]:
+    """The same losses up to the cool-down, by updates past the exit of each run."""
+    found = defaultdict(list)
+    for model, pairs in of_stage(runs, "lasting", LASTING, 8000).items():
+        for trial, _ in pairs:
+            curve = curve_of(runs, trial)
+            past = np.arange(0, curve.updates[-1] - curve.exit, 50)
+            found[model].append((past.tolist(), np.interp(curve.exit + past, curve.updates, curve.losses).tolist()))
+    return found
+
+
+def aligned(runs: Runs) -> Figure:
+    """As `losses`, but counted from each run's exit."""
+    figure, axis = curves(height=3.2)
+    draw_curves(axis, after_exits(runs), 250, 0.24)
+    axis.set(xlim=(0, 7400), ylim=(4.7, 8.4), xlabel="updates since the model left its plateau", ylabel=TRAINING)
+    axis.set_xticks(range(0, 6001, 1000), [f"{n:,}" for n in range(0, 6001, 1000)])
+    return figure
+
+
+SMOOTH = 10  # points of 50 updates that a mean runs over
+
+
+def leads(runs: Runs) -> dict[str, list[Curve]]:
+    """By how much each model is below BERT-A of the same seed, tiny, as running means over 500 updates."""
+    found = of_stage(runs, "longer", ("bert_a", "bert_r", "tupe_a", "tupe_r"), 20000)
+    bert = {trial.seed: values for trial, (_, values) in found.pop("bert_a")}
+    lead = {}
+    for model, pairs in found.items():
+        lead[model] = []
+        for trial, (updates, values) in pairs:
+            gaps = np.convolve(np.subtract(bert[trial.seed], values), np.ones(SMOOTH) / SMOOTH, "valid")
+            lead[model].append((updates[SMOOTH - 1 :], gaps.tolist()))
+    return lead
+
+
+def lead(runs: Runs) -> Figure:
+    """The lead over BERT-A against updates."""
+    figure, axis = curves(height=3.2)
+    draw_curves(axis, leads(runs), 800, 0.17)
+    axis.axhline(0, color="black", linewidth=0.9)
+    axis.set(xlim=(0, 24500), ylim=(-0.1, 2.6), xlabel="updates", ylabel="ahead of BERT-A, bits per masked token")
+    axis.set_xticks(range(0, 20001, 5000), [f"{n:,}" for n in range(0, 20001, 5000)])
+    return figure
+
+
+# --------------------------------------------------------------------------------------------- word order and its cost
+
+
+def orders(runs: Runs) -> dict[str, Curve]:
+    """{model: (updates, per cent of sentences that are preferred to copies with two words swapped)}, mini, seed 1."""
+    found = defaultdict(lambda: ([], []))
+    for row in runs.rows["measures"]:
+        trial = Trial.parse(row["run"])
+        if (trial.stage, row["measure"], row["part"]) == ("main", "along", "accuracy") and trial.model in INK:
+            for column, value in zip(found[trial.model], (int(row["updates"]), 100 * float(row["value"])), strict=True):
+                column.append(value)
+    return dict(found)
+
+
+def order(found: dict[str, Curve]) -> Figure:
+    """Word order along training; names where the lines begin."""
+    figure, axis = curves(height=3.0)
+    for model, (xs, ys) in found.items():
+        colour, dash, marker = INK[model]
+        axis.plot(xs, ys, color=colour, linestyle=dash, marker=marker, markersize=4, linewidth=1.5)
+    starts = [(ys[0], NAMES[model], INK[model][0]) for model, (_, ys) in found.items()]
+    name_lines(axis, starts, 500, beside=-120, apart=4)
+    axis.axhline(50, color=GREY, linewidth=0.8)
+    axis.text(5000, 50.6, "chance", ha="right", color=GREY, fontsize=SMALL)
+    axis.set(xlim=(-750, 5100), xlabel="updates", ylabel="original preferred, % of sentences")
+    axis.set_xticks(range(0, 5001, 1000), [f"{n:,}" for n in range(0, 5001, 1000)])
+    return figure
+
+
+def costs(steps: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """The time of a step beside that without positions: median and range over turns, a row for each encoding, sorted by
+    the medians of the last setting. steps: {setting: {encoding: ratio of each turn}}."""
+    *_, last = steps.values()
+    names = sorted(last, key=lambda name: np.median(last[name]))
+    figure, axis = curves(height=0.185 * len(names) + 0.15 * len(steps) + 0.7)
+    for n, (setting, within) in enumerate(steps.items()):
+        colour, marker, aside = INKS[n % len(INKS)], MARKERS[n % len(MARKERS)], 0.25 * ((len(steps) - 1) / 2 - n)
+        for row, name in enumerate(names):
+            low, middle, high = np.quantile(within[name], (0, 0.5, 1))
+            axis.plot([low, high], [row + aside] * 2, color=colour, linewidth=1)
+            axis.plot(middle, row + aside, marker, color=colour, markersize=3.5)
+        axis.text(middle, len(names) - 0.3 + 0.8 * n, setting, color=colour, ha="center", fontsize=SMALL)
+    axis.axvline(1, color="black", linewidth=0.9, zorder=0)
+    axis.set_yticks(range(len(names)), names)
+    axis.tick_params(labelsize=SMALL)
+    axis.set(ylim=(-0.7, len(names) - 0.3 + 0.8 * len(steps)), xlabel="time of a step, times that without positions")
+    return figure
+
+
+def name_of(label: str) -> str:
+    """As the pages call it: "untied, [CLS] untied (TUPE-A)" is TUPE-A."""
+    return label.rpartition(" (")[2].rstrip(")").replace("TUPE-A tie-cls", NAMES["tupe_a_tie_cls"])
+
+
+def steps_of(path: Path = DOCS / "scheme_cost.json") -> dict[str, dict[str, np.ndarray]]:
+    """What `costs` draws, of the committed measurement."""
+    found = {}
+    for length, at in json.loads(path.read_text(encoding="utf-8"))["lengths"].items():
+        seconds = {name_of(row["encoding"]): np.array(row["seconds"]) for row in at["rows"]}
+        found[f"{int(length):,} tokens"] = {name: times / seconds["nopos"] for name, times in seconds.items()}
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- trained models
+
+
+def bias() -> Figure:
+    from .properties import load_model, t5_bias, t5_figure  # which load torch
+
+    folder = MODELS / "tupe_r_mini"
+    return t5_figure(*t5_bias(load_model(folder, folder)[0]))
+
+
+def correlations() -> Figure:
+    """Of the words of this project's licence: a text that every clone has, and that does not change."""
+    import torch
+
+    from tupe.tokenization_tupe import TupeTokenizer
+
+    from . import properties
+
+    folder = MODELS / "bert_a_mini"
+    words = (DOCS.parent / "LICENSE").read_text(encoding="utf-8")
+    tokens = TupeTokenizer.from_pretrained(folder)(words, truncation=True, max_length=128)["input_ids"]
+    model, _ = properties.load_model(folder, folder)
+    return properties.correlations(properties.four_correlations(model, torch.tensor(tokens)))
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+
+tables = functools.cache(Runs)
+
+
+def long_inputs() -> Figure:
+    return lengths(json.loads((DOCS / "extrapolation.json").read_text(encoding="utf-8"))["models"])
+
+
+PICTURES: dict[str, Callable[[], Figure]] = {
+    "idea": sketches.idea,
+    "layer": sketches.layer,
+    "discovery": lambda: discovered.draw(discovered.entries()),
+    "losses": lambda: losses(tables()),
+    "aligned": lambda: aligned(tables()),
+    "lead": lambda: lead(tables()),
+    "delays": lambda: delays(leads_in()),
+    "forest": lambda: forest(claims(tables())),
+    "order": lambda: order(orders(tables())),
+    "extrapolation": long_inputs,
+    "costs": lambda: costs(steps_of()),
+    "bias": bias,
+    "correlations": correlations,
+}
 
 
 @click.command(cls=options.QuietCommand)
+@click.argument("names", nargs=-1, type=click.Choice(list(PICTURES)))
 @click.option("--output", type=options.FOLDER, default=FOLDER,
               help="The folder of the pictures (default: docs/figures).")  # fmt: skip
-def command(output):
-    """Draw a layer and where encodings act in it, and from committed tables the results, delays and long inputs."""
-    for name, figure in pictures():
-        save(figure, output / f"{name}.png")
+def command(names, output):
+    """Draw the pictures of the pages from committed tables and models: those named, or all.
+
+    Those of the gallery need the models that it shows: python -m lab gallery.
+    """
+    for name in names or PICTURES:
+        save(PICTURES[name](), output / f"{name}.png")
         click.echo(output / f"{name}.png")

@@ -21,6 +21,8 @@ from tupe.run.folder import write_atomically
 COLOURS = ["#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#B5BD4C", "#BFBFBF"]
 DASHES = ["-", "--", "-.", ":"]
 INKS = ["#000000", "#0072B2", "#B34700", "#007A5A", "#A3497F", "#8A6000", "#882255"]  # dark enough for words, too
+BLUE, RED, GREY = INKS[1], INKS[2], "#555555"
+SMALL = 8.5  # points, the smallest letters of a page's picture
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 HEAT = "cividis"
 NARROW = 4.8  # inches, the width of a picture whose words of 8.5 points can be read on a phone, 360 pixels wide
@@ -54,40 +56,34 @@ def style(index: int) -> dict:
     }
 
 
-def curves(panels: int = 1, width: float = 5.0, height: float = 3.2, **options) -> tuple:
-    """(figure, array of axes) for lines and bars: panels in a row, `width` and `height` inches each."""
-    figure, axes = plt.subplots(
-        1, panels, figsize=(width * panels, height), squeeze=False, layout="constrained", **options
-    )
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.3)
-    return figure, axes.flatten()
+def curves(height: float = 3.2) -> tuple[Figure, Axes]:
+    """A figure with one axes for lines, `height` inches high."""
+    figure, axis = plt.subplots(figsize=(NARROW, height), layout="constrained")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.3)
+    return figure, axis
 
 
 def name_lines(axis: Axes, ends: list[tuple[float, str, str]], x: float, beside: float, apart: float) -> None:
     """Words beside the ends of lines, in place of a legend. ends: (y, words, colour) of lines that end at `x`; words
-    stand at `x + beside`, moved up until they are `apart`."""
-    at = -math.inf
+    stand at `x + beside`, to the left if that is negative, moved up until they are `apart`."""
+    at, side = -math.inf, "right" if beside < 0 else "left"
     for y, words, colour in sorted(ends):
         at = max(y, at + apart)
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 0}
-        axis.annotate(words, (x, y), (x + beside, at), color=colour, va="center", arrowprops=line)
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
+        line["relpos"] = (1 if beside < 0 else 0, 0.5)
+        axis.annotate(words, (x, y), (x + beside, at), color=colour, ha=side, va="center", arrowprops=line)
 
 
 def legend(figure: Figure, columns: int = 1) -> None:
     """The lines of the axes, below them, where they hide no curve; the picture grows with them."""
-    figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0), fontsize=8, ncols=columns, frameon=False)
+    figure.legend(loc="upper center", bbox_to_anchor=(0.5, 0), fontsize=SMALL, ncols=columns, frameon=False)
 
 
-def grid(panels: int, columns: int, size: float = 2.2, beside: float = 0.0) -> tuple:
-    """Figure and flat array of axes for square panels, inches wide and high; axes that are left over are hidden.
-    beside: what each panel needs for its colour bar."""
-    rows = -(-panels // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=((size + beside) * columns + 0.8, (size + 0.4) * rows + 0.4), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+def grid(panels: int) -> tuple[Figure, np.ndarray]:
+    """Figure and flat array of axes for square panels, two in a row; one that is left over is hidden."""
+    rows = -(-panels // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(NARROW, 2.45 * rows + 0.35), squeeze=False, layout="constrained")
     for axis in axes.flat[panels:]:
         axis.set_visible(False)
     return figure, axes.flatten()
@@ -98,5 +94,5 @@ def heat(axis: Axes, matrix: np.ndarray, first: int = 0, **options) -> AxesImage
     rows, columns = matrix.shape
     extent = (first - 0.5, first + columns - 0.5, first + rows - 0.5, first - 0.5)
     image = axis.imshow(matrix, cmap=HEAT, interpolation="nearest", extent=extent, **options)
-    axis.tick_params(labelsize=7)
+    axis.tick_params(labelsize=SMALL)
     return image

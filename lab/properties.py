@@ -11,6 +11,7 @@ import click
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from tupe.attention import Recorder
 from tupe.common import options
@@ -23,7 +24,7 @@ from tupe.modeling_tupe import TupeForMaskedLM
 from tupe.positions import overrides
 from tupe.text import MASK, UNK, TextEncoder
 
-from .plotting import curves, grid, heat, legend, save, style
+from .plotting import BLUE, GREY, NARROW, SMALL, grid, heat, plt, save
 
 words_option = click.option("--words", type=click.IntRange(1), default=300, show_default=True,
                             help="The number of random words; each makes a sequence.")  # fmt: skip
@@ -174,13 +175,23 @@ def correlations(parts: dict) -> Figure:
     scale for all, its middle at 0. parts: name -> [H, L, L]. The paper's figure 2."""
     means = {name: part.mean(0).numpy() for name, part in parts.items()}
     limit = max(np.percentile(abs(m), 99) for m in means.values())
-    figure, axes = grid(len(means), len(means))
-    for axis, (name, matrix) in zip(axes, means.items(), strict=True):
+    figure, axes = plt.subplots(2, 3, figsize=(NARROW, 4.5), layout="constrained", sharex=True, sharey=True)
+    places = dict(zip(("word-word", "word-position", "remainder"), axes[0], strict=True))
+    places |= dict(zip(("position-word", "position-position"), axes[1], strict=False))
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for name, matrix in means.items():
+        axis = places[name]
+        axis.set_axis_on()
         image = heat(axis, matrix, vmin=-limit, vmax=limit)
-        axis.set_title(f"{name}\nsd {matrix.std():.3g}", fontsize=9)
-        axis.set_xlabel("key")
-    axes[0].set_ylabel("query")
-    figure.colorbar(image, ax=axes.tolist(), label="logit", shrink=0.8, extend="both")
+        axis.set_title(f"{name}\ndeviation {matrix.std():.2f}", fontsize=SMALL)
+        axis.locator_params(nbins=3)
+        axis.tick_params(labelsize=SMALL)
+    axes[0, 0].set_ylabel("query")
+    axes[1, 0].set(xlabel="key", ylabel="query")
+    axes[1, 1].set_xlabel("key")
+    bar = figure.colorbar(image, ax=axes, orientation="horizontal", label="logit", extend="both", aspect=40)
+    bar.ax.tick_params(labelsize=SMALL)
     return figure
 
 
@@ -199,12 +210,12 @@ def draw_correlations(checkpoint, data, length, output):
 def attention_figure(matrices: dict) -> Figure:
     """Attention under identical-word probing, one panel per encoding: label -> A [L, L]. [CLS] and [SEP] are left out;
     the scale of each panel ends at its 99th percentile."""
-    figure, axes = grid(len(matrices), min(len(matrices), 3), size=2.3, beside=0.8)
+    figure, axes = grid(len(matrices))
     for axis, (label, matrix) in zip(axes, matrices.items(), strict=False):
         words = matrix[1:-1, 1:-1]
         image = heat(axis, words, first=1, vmin=np.percentile(words, 1), vmax=np.percentile(words, 99))
         axis.set_title(label, fontsize=9)
-        figure.colorbar(image, ax=axis, fraction=0.046, extend="both").ax.tick_params(labelsize=7)
+        figure.colorbar(image, ax=axis, fraction=0.046, extend="both").ax.tick_params(labelsize=SMALL)
     figure.supxlabel("key position")
     figure.supylabel("query position")
     return figure
@@ -235,20 +246,28 @@ def t5_bias(model: TupeForMaskedLM) -> tuple[np.ndarray, np.ndarray]:
 
 
 def t5_figure(offsets: np.ndarray, bias: np.ndarray) -> Figure:
-    """T5's bias by offset, one line per head, a marker where a bucket begins. bias: [H, offsets]. Offsets are spaced as
+    """T5's bias by offset, a panel per head, a marker where a bucket begins. bias: [H, offsets]. Offsets are spaced as
     T5's buckets are: evenly up to 8, then logarithmically."""
-    figure, (axis,) = curves(width=6)
+    rows = -(-len(bias) // 2)
+    figure, axes = plt.subplots(rows, 2, figsize=(NARROW, 1.5 * rows + 0.4), squeeze=False, sharex=True, sharey=True,
+                                layout="constrained")  # fmt: skip
     begins = np.flatnonzero(np.r_[True, (bias[:, 1:] != bias[:, :-1]).any(0)]).tolist()
-    for head, values in enumerate(bias):
-        axis.plot(offsets, values, label=f"head {head + 1}", markevery=begins, **style(head))
-    axis.set_xscale("symlog", base=2, linthresh=8, linscale=2.5)
-    ticks = [tick for tick in (0, 4, 8, 16, 32, 64, 128) if tick <= offsets[-1]]
-    axis.set_xticks([-tick for tick in ticks[:0:-1]] + ticks)
-    axis.xaxis.set_major_formatter("{x:.0f}")
-    axis.tick_params(axis="x", labelsize=7)
-    axis.set_xlabel("offset (key - query)")
-    axis.set_ylabel("logit")
-    legend(figure, columns=min(len(bias), 6))
+    for head, (axis, values) in enumerate(zip(axes.flat, bias, strict=False)):
+        axis.plot(offsets, values, "o-", color=BLUE, markersize=3, linewidth=1.2, markevery=begins)
+        axis.axvline(0, color=GREY, linewidth=0.6)
+        axis.set_title(f"head {head + 1}: highest at {offsets[values.argmax()]:+d}", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
+        axis.tick_params(labelsize=SMALL)
+    axes[0, 0].set_xscale("symlog", base=2, linthresh=8, linscale=1.5)
+    ticks = [tick for tick in (0, 4, 16, 64) if tick <= offsets[-1]]
+    axes[0, 0].set_xticks([-tick for tick in ticks[:0:-1]] + ticks)
+    axes[0, 0].xaxis.set_major_formatter("{x:.0f}")
+    axes[0, 0].xaxis.set_minor_locator(NullLocator())
+    if len(bias) % 2:
+        axes[-1, -1].set_visible(False)
+    figure.supxlabel("offset: key - query, in tokens", fontsize=9)
+    figure.supylabel("logit", fontsize=9)
     return figure
 
 

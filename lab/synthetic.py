@@ -15,20 +15,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-import numpy as np
 import torch
 import torch.nn.functional as F
-from matplotlib.figure import Figure
 from torch import nn
 
 from tupe.attention import NORMALISERS
-from tupe.common.options import FILE, Command, ListOf, QuietCommand
+from tupe.common.options import FILE, Command, ListOf
 from tupe.common.tables import TextTable
 from tupe.encoder import BLOCKS, Encoder
 from tupe.run.folder import write_atomically
 from tupe.schemes import SCHEMES
-
-from .plotting import curves, heat, save
 
 PAD, CLS, SEP, WORDS = 0, 1, 2, 3  # ids from WORDS on are words
 SAME = 1e-12  # features that differ less are equal: rounding makes 1e-14, positions at least 1e-7
@@ -358,47 +354,3 @@ def structures(
         spread, asymmetry = (f"{min(side):.1e} to {max(side):.1e}" for side in zip(*pairs, strict=True))
         lines.append(f"{verdict(distinct, n)}: spread {spread}, asymmetry {asymmetry}\n")
     return "".join(lines)
-
-
-def numbering(panels: dict) -> Figure:
-    """Accuracy in numbering equal tokens, a row per encoding and a column per normaliser. panels: title -> {(position,
-    normaliser, special): accuracy}; numbers stand where an accuracy is neither 1 nor chance."""
-    rows = max(len({position for position, *_ in cells}) for cells in panels.values())
-    figure, axes = curves(len(panels), width=3.6, height=1.2 + 0.18 * rows, sharey=True)
-    for axis, (label, cells) in zip(axes, panels.items(), strict=True):
-        positions = list(dict.fromkeys(position for position, *_ in cells))
-        columns = list(dict.fromkeys(tuple(column) for _, *column in cells))
-        matrix = np.array([[cells.get((position, *column), np.nan) for column in columns] for position in positions])
-        heat(axis, matrix, vmin=0, vmax=1, aspect="auto")
-        for row, column in np.argwhere((matrix > 0.03) & (matrix < 0.995)):
-            colour = "white" if matrix[row, column] < 0.5 else "black"
-            axis.text(column, row, f"{matrix[row, column]:.2f}", ha="center", va="center", fontsize=6, color=colour)
-        names = [f"{normaliser} +CLS/SEP" if special else normaliser for normaliser, special in columns]
-        axis.set_xticks(range(len(names)), names, rotation=90)
-        axis.set_yticks(range(len(positions)), positions)
-        axis.grid(False)
-        axis.set_title(label, fontsize=9)
-    return figure
-
-
-@click.command("numbering", cls=QuietCommand)
-@click.argument("runs", type=FILE)
-@click.option("--output", type=FILE, required=True, help="The file to write: .png.")
-def draw_numbering(runs, output):
-    """Draw what structure allows and training reaches on equal tokens. RUNS: of `python -m lab synthetic`."""
-    chosen = [run for run in read_runs(runs) if run["task"] == "equal" and run["layer"] == "transformer"]
-    if not chosen:
-        raise ValueError(f"{runs} has no finished run of the task `equal` with the layer `transformer`")
-    trained_with = [options_of(run) for run in chosen]
-    if differing := next((one for one in trained_with if one != trained_with[0]), None):
-        raise ValueError(f"{runs} has runs with {trained_with[0]} and with {differing}: valid: one kind of run")
-    accuracies = {}
-    for run in chosen:
-        cell = run["position"], run["normaliser"], run["special"]
-        accuracies.setdefault(cell, []).append(run["accuracy"])
-    allowed, model = {}, {name: trained_with[0][name] for name in ("n", "layers")}
-    for position, normaliser, special in accuracies:
-        distinct = structure(position, normaliser=normaliser, special=special, **model).distinct
-        allowed[position, normaliser, special] = distinct / model["n"]
-    means = {cell: float(np.mean(values)) for cell, values in accuracies.items()}
-    save(numbering({"what structure allows": allowed, "what training reaches": means}), output.with_suffix(".png"))

@@ -10,7 +10,6 @@ B batch, L sequence length, N layers.
 from functools import partial
 
 import click
-import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,7 +25,8 @@ from tupe.positions import Dims, Positions, overrides
 from tupe.run.record import command_line
 from tupe.schemes import SCHEMES
 
-from ..plotting import COLOURS, curves, save
+from ..pictures import costs
+from ..plotting import save
 from .contenders import Contender, Setting, settings
 from .instrument import batches, compared, comparison, ratios, write
 from .machine import environment
@@ -138,26 +138,16 @@ def measure(encodings: dict, setting: Setting, turns: int) -> list[dict]:
 
 
 def draw(rows: list[dict]) -> Figure:
-    """The time of a step beside `nopos`, a panel per setting: median and range over turns, sorted by the medians in the
-    last one."""
-    of_setting = {}  # {setting: {encoding: ratio of each turn}}
+    """The time of a step beside `nopos`, by setting, which is named by what differs."""
+    found = {}  # {setting: {encoding: ratio of each turn}}
     for row in rows:
-        if row["setting"] not in of_setting:
+        if row["setting"] not in found:
             nopos = row
-        of_setting.setdefault(row["setting"], {})[row["contender"]] = ratios(row, nopos)
-    *_, last = of_setting.values()
-    order = sorted(last, key=lambda name: np.median(last[name]))
-    figure, axes = curves(len(of_setting), width=3.0, height=5.6, sharex=True, sharey=True)
-    for axis, (setting, within) in zip(axes, of_setting.items(), strict=True):
-        for line, name in enumerate(order):
-            values, colour = within[name], COLOURS[0 if name in ("nopos", CONTROL) else 1]
-            axis.plot([min(values), max(values)], [line, line], color=colour, linewidth=1.2)
-            axis.plot(np.median(values), line, marker="o", color=colour, markersize=4)
-        axis.axvline(1, color=COLOURS[0], linewidth=0.6)
-        axis.set_title(setting, fontsize=7)
-        axis.set_xlabel("time of a step / nopos")
-    axes[0].set_yticks(range(len(order)), order, fontsize=7)
-    return figure
+        found.setdefault(row["setting"], {})[row["contender"]] = ratios(row, nopos)
+    parts = [setting.split(", ") for setting in found]
+    differing = [{*places} for places in zip(*parts, strict=True)]
+    names = [", ".join(part for part, all_of in zip(one, differing, strict=True) if len(all_of) > 1) for one in parts]
+    return costs(dict(zip(names, found.values(), strict=True)))
 
 
 @click.command(cls=Command)

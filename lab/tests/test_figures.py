@@ -96,7 +96,7 @@ def test_positions_are_counted_from_cls():
     """[CLS], which is position 0, is not drawn; the largest logit stands where its query and key are."""
     logits = torch.zeros(1, 8, 8)
     logits[0, 3, 5] = 1.0
-    (axis,) = figures.positional(logits).axes
+    axis, _ = figures.positional(logits).axes
     (image,) = axis.images
     row, column = np.unravel_index(image.get_array().argmax(), image.get_array().shape)
     left, right, bottom, top = image.get_extent()

@@ -17,7 +17,7 @@ def test_figures_are_readable_in_grey():
 
 
 def drawing():
-    figure, (axis,) = plotting.curves()
+    figure, axis = plotting.curves()
     for index in range(9):
         axis.plot([0, 1], [index, index], label=f"model {index}", **plotting.style(index))
     plotting.legend(figure)

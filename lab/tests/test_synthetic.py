@@ -1,19 +1,19 @@
 """What each position encoding can tell apart: structure in float64, training where it takes seconds, and the tasks."""
 
 import itertools
-import json
-from pathlib import Path
+import re
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from lab import synthetic
-from lab.__main__ import main
+from lab.known import FIRST
 from lab.synthetic import (
     DEFAULTS,
+    KEYS,
     WORDS,
     accuracies,
+    agrees,
     command,
     deviations,
     even,
@@ -172,7 +172,7 @@ def test_runs_with_other_options_are_runs_of_their_own(tmp_path):
 
 
 def test_the_published_runs_count_as_runs_with_the_defaults():
-    path = Path(__file__).parents[2] / "docs" / "probe_equal.jsonl"
+    path = FIRST.parent / "probe_equal.jsonl"
     runs = read_runs(path)
     assert len(runs) == 870 and all(options_of(run) == DEFAULTS for run in runs)
     wanted = {"positions": ["alibi"], "normalisers": list(NORMALISERS), "specials": [False, True], "seeds": [1, 2, 3]}
@@ -251,23 +251,34 @@ def test_command_refuses_before_it_trains(tmp_path, monkeypatch, arguments, mess
     assert not list(tmp_path.iterdir())
 
 
-def lab(*words):
-    return CliRunner().invoke(main, [*map(str, words)])
+ROW = re.compile(r"\| (`.*`.*) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|")
+GROUPS = [row.groups() for row in ROW.finditer((FIRST.parent / "other-results.md").read_text(encoding="utf-8"))]
 
 
-def test_numbering_shows_structure_beside_training(tmp_path, monkeypatch):
-    """An encoding that can number equal tokens and one that cannot; the accuracy is the mean over seeds."""
-    common = {"task": "equal", "layer": "transformer", "normaliser": "softmax", "special": False, "steps": 1}
-    values = {("absolute", 1): 0.5, ("absolute", 2): 1.0, ("nopos", 1): 0.02, ("nopos", 2): 0.02}
-    runs = [{**common, "position": p, "seed": seed, "accuracy": value} for (p, seed), value in values.items()]
-    (tmp_path / "runs.jsonl").write_text("".join(json.dumps({**run, "task": "order"}) + "\n" for run in runs))
-    refused = lab("numbering", tmp_path / "runs.jsonl", "--output", tmp_path / "numbering")
-    assert refused.exit_code == 2 and "no finished run of the task `equal`" in refused.output
-    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(run) + "\n" for run in runs))
-    drawn, draw = [], synthetic.numbering
-    monkeypatch.setattr(synthetic, "numbering", lambda panels: drawn.append(panels) or draw(panels))
-    assert lab("numbering", tmp_path / "runs.jsonl", "--output", tmp_path / "numbering").exit_code == 0
-    ((allowed, reached),) = (panels.values() for panels in drawn)
-    assert allowed == {("absolute", "softmax", False): 1, ("nopos", "softmax", False): 1 / 64}
-    assert reached == {("absolute", "softmax", False): 0.75, ("nopos", "softmax", False): 0.02}
-    assert (tmp_path / "numbering.png").is_file()
+def distinct(row, position, normaliser, special):
+    """How many positions the page's row says that an encoding tells apart."""
+    exception = re.search(rf"under {normaliser} (\d+), not", row[0])
+    if exception and not special:
+        return int(exception[1])
+    return int(row[1 + special if normaliser == "softmax" else 3 + special])
+
+
+def test_all_but_sixteen_runs_end_as_the_page_says():
+    runs = [run for run in read_runs(FIRST.parent / "probe_equal.jsonl") if run["layer"] == "transformer"]
+    rows = {name: row for row in GROUPS for name in re.findall("`(.*?)`", row[0])}
+    assert {run["position"] for run in runs} == {*rows} and len(runs) == 870
+    right = [
+        agrees(run["accuracy"], distinct(rows[run["position"]], **{key: run[key] for key in KEYS[2:5]}), 64)
+        for run in runs
+    ]
+    assert right.count(False) == 16
+
+
+@pytest.mark.parametrize("row", GROUPS, ids=lambda row: row[0][:12])
+def test_the_pages_numbers_are_those_of_the_structure(row):
+    """... of the last encoding in each row."""
+    position = re.findall("`(.*?)`", row[0])[-1]
+    for normaliser in ("softmax", "l2", "relu2"):
+        for special in (False, True):
+            found = structure(position, normaliser=normaliser, special=special).distinct
+            assert found == distinct(row, position, normaliser, special)
