@@ -20,7 +20,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -37,7 +37,7 @@ from tupe.evaluate import minimal_pairs
 from tupe.evaluate.loading import load_model, losses_at
 from tupe.run import record, stop
 from tupe.run.folder import write_atomically
-from tupe.run.processes import PROGRAM, complete
+from tupe.run.processes import PROGRAM
 from tupe.text import TextEncoder
 
 from .bench import machine
@@ -112,6 +112,14 @@ def prepare(folder, vocab_size, output):
     complete([*PROGRAM, "prepare", "corpus", *texts, "--output", output / "data", "--tokenizer",
               output / "tokenizer.json", "--sentences", "lines", "--valid-fraction", "0.01"])  # fmt: skip
     click.echo((output / "data" / "report.md").read_text(encoding="utf-8"))
+
+
+def complete(command: Iterable) -> None:
+    """Run a command to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
+    done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", errors="backslashreplace")
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip()
+        raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
 
 
 def with_documents(lines: list[str]) -> str:
