@@ -306,7 +306,8 @@ def results(e: Evidence) -> Iterator[str]:
         cells = (text for of in (one, mini[pair], tiny[pair]) for text in (gain(of.contrast), of.verdict))
         yield row(CONTRASTS[pair], "`{}` over `{}`".format(*pair), *cells)
     paper = share(shares(runs, "main", "tupe_r"))
-    yield row("running loss at BERT-A's last (paper, on GLUE: 30 %)", "`tupe_r`, `bert_a`", paper, *["–"] * 5)
+    needed = "share of BERT-A's updates after which TUPE-R's running loss is BERT-A's last one (paper, for GLUE: 30 %)"
+    yield row(needed, "`tupe_r`, `bert_a`", paper, *["–"] * 5)
     mini, tiny = (verdicts_of_d(runs, d) | verdicts_of_c(runs, c, d) for d, c in BOTH_SIZES.items())
     for pair, change in {**CHANGES, BESIDE: "no terms of words and positions together"}.items():
         yield row(change, *(text for of in (mini, tiny) for text in (gain(of[pair].contrast), of[pair].verdict)))
