@@ -20,7 +20,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +50,14 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, ROWS = DOCS / "babylm.md", DOCS / "evidence" / "babylm" / "runs.csv"
 COLUMNS = ("arm", "seed", "updates", "bits", "blimp", "blimp_error", "cpu_seconds", "seconds", "device", "commit",
            "finished_at")  # fmt: skip
+
+
+def complete(command: list) -> None:
+    """Run a command to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
+    done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", errors="backslashreplace")
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
+        raise ValueError(said.splitlines()[-1])
 
 
 # ------------------------------------------------------------------------------------------------------------- the text
@@ -112,14 +120,6 @@ def prepare(folder, vocab_size, output):
     complete([*PROGRAM, "prepare", "corpus", *texts, "--output", output / "data", "--tokenizer",
               output / "tokenizer.json", "--sentences", "lines", "--valid-fraction", "0.01"])  # fmt: skip
     click.echo((output / "data" / "report.md").read_text(encoding="utf-8"))
-
-
-def complete(command: Iterable) -> None:
-    """Run a command to its end, and show nothing of it. Raises ValueError with its last line if it fails."""
-    done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", errors="backslashreplace")
-    if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip()
-        raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")
 
 
 def with_documents(lines: list[str]) -> str:
