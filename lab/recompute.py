@@ -278,21 +278,21 @@ def start(e: Evidence) -> Iterator[str]:
 def results(e: Evidence) -> Iterator[str]:
     runs = e.runs
     delays = [one.delay for stage in ("decide", "lasting") for model in TUPES for one in e.of(stage, model)]
-    yield f"a head start of {round(np.mean(delays), -2):,.0f} updates, which longer training wears away"
+    yield f"a head start of {round(np.mean(delays), -2):,.0f} updates, which longer training wears away."
     yield f"TUPE-A leaves it after {e.exits('decide', 'tupe_a')} updates, BERT-A after {e.exits('decide', 'bert_a')}."
     first = mean(e.gain("decide", "tupe_a"))
     yield f"So TUPE-A is {first} bits per masked token ahead after 5,000 updates (five seeds), and "
     yield f"(five seeds), and {number(gaps(runs, 'lasting', 'tupe_a')[1].mean, 2)} after 8,000 (three seeds)."
     near, far = (mean(e.gap("lasting", "tupe_a", n)) for n in (1000, 4000))
-    yield f"on, and {near} bits are left after 1,000 more updates, and {far} after 4,000."
+    yield f"Then TUPE-A is {near} bits ahead after 1,000 more updates, and {far} after 4,000."
     fits = [one.fit for one in e.of("lasting", "tupe_a")]
     offset = with_interval([fit.offset for fit in fits], 2)
     yield f"BERT-A's curve is TUPE-A's, {span(fit.delay for fit in fits)} updates later and {offset} bits higher"
     at_one_rate = with_interval([one.gaps[3000] for one in e.leads if one.run.stage == "tiny_same_rate"], 2)
     yield f"At one rate, TUPE-A is {at_one_rate} bits ahead 3,000 updates after the exits (three seeds)."
     yield f"three times as large leaves after {e.exits('bundle', 'absolute_0.06')} updates, and gains "
-    behind = e.gap("bundle", "absolute_0.06", 2000, -1)
-    yield f"gains {e.gain('bundle', 'absolute_0.06')} bits: 2,000 updates after the exit it is {behind} bits *behind*"
+    larger, behind = e.gain("bundle", "absolute_0.06"), e.gap("bundle", "absolute_0.06", 2000, -1)
+    yield f"gains {larger} bits. But 2,000 updates after the exit it is {behind} bits *behind*"
     for model, name in NAMES.items():
         stage = "decide" if e.of("decide", model) else "bundle"
         more = ["–", "–"] if model == "bert_a" else [e.gain(stage, model), e.gap(stage, model, 2000)]
@@ -300,13 +300,14 @@ def results(e: Evidence) -> Iterator[str]:
     both, bundle = mean(e.gain("bundle", "both")), mean(e.gain("decide", "tupe_a_tie_cls"))
     yield f"that gains {both} of {bundle} bits."
     times = [cost(model, length) for model in ("BERT-A^d", "TUPE-A") for length in (512, 1024)]
-    yield "takes {} and {} times as long as one without positions, TUPE-A's {} and {} (".format(*times)
+    yield "takes {} and {} times as long as one without positions; TUPE-A's takes {} and {} times".format(*times)
     mini, tiny = (verdicts_of_d(runs, stage) for stage in BOTH_SIZES)
     for pair, one in verdicts_of_main(runs).items():
         cells = (text for of in (one, mini[pair], tiny[pair]) for text in (gain(of.contrast), of.verdict))
         yield row(CONTRASTS[pair], "`{}` over `{}`".format(*pair), *cells)
     paper = share(shares(runs, "main", "tupe_r"))
-    yield row("running loss at BERT-A's last (paper, on GLUE: 30 %)", "`tupe_r`, `bert_a`", paper, *["–"] * 5)
+    needed = "share of BERT-A's updates after which TUPE-R's running loss is BERT-A's last one (paper, for GLUE: 30 %)"
+    yield row(needed, "`tupe_r`, `bert_a`", paper, *["–"] * 5)
     mini, tiny = (verdicts_of_d(runs, d) | verdicts_of_c(runs, c, d) for d, c in BOTH_SIZES.items())
     for pair, change in {**CHANGES, BESIDE: "no terms of words and positions together"}.items():
         yield row(change, *(text for of in (mini, tiny) for text in (gain(of[pair].contrast), of[pair].verdict)))
@@ -321,11 +322,12 @@ def results(e: Evidence) -> Iterator[str]:
         to([e.differences(stage, "bert_a", m).differences[seed] for m in TUPES for seed in (1, 2)], 2)
         for stage in ("controls", "longer")
     )
-    yield f"linear decay: {short} bits after 5,000 updates (float32), {long} after 20,000 (bfloat16)"
-    yield f"in training loss {left_in_training(runs)} are left there."
+    yield f"TUPE's lead is {short} bits after 5,000 updates (float32) and {long} after 20,000 (bfloat16)."
+    yield f"In training loss, {left_in_training(runs)} bits are left at the end."
     count, slope, r2, most = zorro_and_loss(runs)
-    yield f"Of {count} mini weights below 6.6 bits, accuracy on Zorro's minimal pairs rises by {slope:.1f} points "
-    yield f"rises by {slope:.1f} points per bit (R^2 {r2:.2f}). No encoding's mean is more than {most:.1f} points from"
+    yield f"In {count} mini models with a loss below 6.6 bits, accuracy on Zorro's minimal pairs ("
+    yield f"rises by {slope:.1f} points per bit of lower loss (R^2 {r2:.2f})."
+    yield f"No encoding's mean is more than {most:.1f} points from"
 
 
 def cost(model: str, length: int) -> str:

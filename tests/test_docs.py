@@ -101,7 +101,7 @@ def test_files_that_a_page_names_exist(page):
         assert any(ROOT.glob(name.rstrip("/"))), name
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)
 def test_the_site_cuts_no_line_of_code(page):
     """A page of 1280 pixels holds 88 letters."""
     blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)

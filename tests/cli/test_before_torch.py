@@ -43,6 +43,7 @@ MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + "--engine=torch --arhc tupe_r": "unknown option --arhc; did you mean '--arch'?",
     PRETRAIN + "--engine=transformers --precison": "unknown option --precison; did you mean '--precision'?",
     PRETRAIN + "--learning-rate 1e-4": "unknown option --learning-rate; did you mean '--lr'?",
+    PRETRAIN + "--rel-pos": "unknown option --rel-pos; did you mean '--arch tupe_r'?",
     PRETRAIN + "--engine=pytorch": "'pytorch' is not known; did you mean 'torch'?",
     PRETRAIN + "--data={}/none": "data folder not found: {}/none",
     PRETRAIN + "--data={}/raw": "{}/raw is not a folder of prepared data: it has no dict.txt",

@@ -515,9 +515,14 @@ def test_documents_that_differ_in_a_number_or_a_sign_are_no_copies(cased, tmp_pa
 
 
 def test_report(data, tmp_path):
-    write_report(tmp_path, json.loads((data / "manifest.json").read_text()))
+    manifest = json.loads((data / "manifest.json").read_text())
+    write_report(tmp_path, manifest)
     report = (data / "report.md").read_text()
     assert report == (tmp_path / "report.md").read_text()
+    write_report(tmp_path, {**manifest, "dropped": {}, "examples": {}})
+    assert (tmp_path / "report.md").read_text().rstrip().endswith("Nothing was dropped.")
+    write_report(tmp_path, {**manifest, "dropped": {"document: odd": 2}, "examples": {"document: odd": "?"}})
+    assert (tmp_path / "report.md").read_text().rstrip().endswith("| document: odd | 2 | '?' |")
     assert all(f"| {what} |" in report for what in ("documents read | 30", "documents kept | 30", "sentences | 210"))
     words = sum(len(s) for d in range(30) for s in TextEncoder(data).normaliser.sentences(sentences(7 * d, 7)))
     assert f"| tokens | {words:,} |" in report and "| pieces that are `<unk>` | 0 |" in report

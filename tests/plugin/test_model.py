@@ -245,7 +245,8 @@ def test_schemes_from_files_are_trained_and_asked_for_again(tmp_path):
         assert saved["position"] == "absolute+own_second+own_shift:slope:0.5"
         assert saved["position_file"] == f"{own}:{second}"
         checkpoint, swapped = tmp_path / "run" / "checkpoint_last.pt", tmp_path / "swapped"
-        with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*own.py, .*second.py was not run"):
+        unknown = "unknown position scheme 'own_second'.*own.py, .*second.py was not run.*`import own, second`"
+        with pytest.raises(ValueError, match=unknown):
             load_model_ensemble([str(checkpoint)])
         with pytest.raises(ValueError, match="unknown position scheme 'own_second'.*second.py was not run"):
             positions.load_scheme_file(own)

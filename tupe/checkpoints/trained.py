@@ -300,11 +300,12 @@ def spelled(position: str, position_file: str) -> str:
     try:
         return canonical(position)
     except ValueError as error:
-        missing = ", ".join(file for file in split_files(position_file) if not is_loaded(file))
+        missing = [file for file in split_files(position_file) if not is_loaded(file)]
         if not missing:
             raise
-        remedy = "give it with `tupe --position-file FILE COMMAND` or as position_file of from_pretrained"
-        reason = f"{missing} was not run: to train, take a task of this plugin; {remedy} to load a checkpoint"
+        modules = ", ".join(Path(file).stem for file in missing)
+        remedy = f"type `tupe --position-file FILE COMMAND`, or in Python `import {modules}`, to load a checkpoint"
+        reason = f"{', '.join(missing)} was not run: to train, take a task of this plugin; {remedy}"
         raise ValueError(f"{error} ({reason})") from None
 
 

@@ -167,6 +167,7 @@ ELSEWHERE = {  # options of other programs -> ours
     "max_steps": "max_update", "updates": "max_update", "warmup_steps": "warmup_updates", "model": "arch",
     "gradient_accumulation_steps": "update_freq", "per_device_train_batch_size": "batch_size",
     "fp16": "precision", "bf16": "precision", "autocast": "precision", "amp": "precision", "dtype": "precision",
+    "rel_pos": "arch tupe_r",
 }  # fmt: skip
 
 
@@ -175,7 +176,8 @@ def _option(name, command, own):
     if known is None or command not in known.of:
         valid = [*own, *(each.flag for each in OPTIONS.values() if command in each.of)]
         near = did_you_mean(name, valid, own)
-        if (ours := ELSEWHERE.get(name.lstrip("-").replace("-", "_"))) and command in OPTIONS[ours].of:
-            near = f"; did you mean {OPTIONS[ours].flag!r}?"
+        ours, blank, value = ELSEWHERE.get(name.lstrip("-").replace("-", "_"), "").partition(" ")
+        if ours and command in OPTIONS[ours].of:
+            near = f"; did you mean {OPTIONS[ours].flag + blank + value!r}?"
         raise ValueError(f"unknown option {name}{near} (settings of fairseq's own: SECTION.KEY=VALUE)")
     return known

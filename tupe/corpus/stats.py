@@ -74,6 +74,7 @@ def write_report(out: str | Path, manifest: dict) -> None:
         [reason, f"{number:,}", shorten(manifest["examples"][reason])]
         for reason, number in sorted(manifest["dropped"].items(), key=lambda item: -item[1])
     ]
+    table = TextTable.plain(["reason", "times", "for example"], dropped, align="lrl").markdown()
     lines = [
         "# Corpus report",
         "",
@@ -85,7 +86,7 @@ def write_report(out: str | Path, manifest: dict) -> None:
         TextTable.plain(["source", "documents", "ids", "held out"], splits).markdown(),
         "## Dropped, by reason",
         "",
-        TextTable.plain(["reason", "times", "for example"], dropped, align="lrl").markdown(),
+        table if dropped else "Nothing was dropped.\n",
         "",
     ]
     write_atomically(Path(out) / "report.md", "\n".join(lines))
