@@ -341,8 +341,8 @@ class Stack(nn.Module):
         prepared: dict[tuple[int, int | None], Any] = {}
         inputs: list[LayerInputs] = []
         hooks = ("content", "rotate", "value", "unrotate")  # that are told the number of their layer
-        schemes = [scheme for hook in hooks for scheme in self.positions.of_layer(0, hook)]
-        counts = not self.compiled or self.positions.per_layer or any(scheme.numbered for scheme in schemes)
+        numbered = (scheme.numbered for hook in hooks for scheme in self.positions.of_layer(0, hook))
+        counts = not self.compiled or self.positions.per_layer or any(numbered)
         for index in range(len(self.layers)):
             own = index if self.positions.per_layer else 0
             reach = self.positions.reach(LayerContext(index, token_positions))
