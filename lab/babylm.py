@@ -48,6 +48,7 @@ WORDS_OF_A_DOCUMENT = 2000  # of neighbouring lines: what is held out is whole d
 HELD_OUT_LINES, PAIRS = 2000, 100  # pairs of each paradigm
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, ROWS = DOCS / "babylm.md", DOCS / "evidence" / "babylm" / "runs.csv"
+NEXT = "Next: [fine-tune](finetune.md) the model, or [look inside](inspect.md).\n"
 COLUMNS = ("arm", "seed", "updates", "bits", "blimp", "blimp_error", "cpu_seconds", "seconds", "device", "commit",
            "finished_at")  # fmt: skip
 
@@ -324,4 +325,4 @@ def write_page(runs):
         ROWS.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(ROWS, text.getvalue())
     head = PAGE.read_text(encoding="utf-8").partition("## Results\n")[0]
-    write_atomically(PAGE, f"{head}## Results\n\n{results(rows)}")
+    write_atomically(PAGE, f"{head}## Results\n\n{results(rows)}\n{NEXT}")
