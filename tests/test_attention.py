@@ -325,6 +325,17 @@ def test_flash_attention_does_not_take_what_it_would_get_wrong(flash, monkeypatc
     assert not flash
 
 
+def test_flash_attention_gets_queries_without_a_copy(monkeypatch):
+    """As the model's layers have them, of a joint projection."""
+    seen = []
+    monkeypatch.setattr(backend_sdpa, "has_flash", lambda device, dtype: True)
+    monkeypatch.setattr(backend_sdpa, "flash", lambda q, k, v, *rest: seen.extend((q, k, v)) or v)
+    whole = Batch(TokenPositions(28), torch.float32, H, Packing(torch.arange(28).expand(3, -1) < 20, on_the_right=True))
+    joint, backend = torch.randn(3, 28, 3 * H * 16), Sdpa()
+    backend.mix(*cpu.split_heads(joint, H), None, backend.prepare(None, None, None, whole), 0.1, 0.0)
+    assert {x.untyped_storage().data_ptr() for x in seen} == {joint.untyped_storage().data_ptr()}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("position", ["rope", "rope_values", "rope:local:True+window:size:8", "shaw", "absolute_d"])
 def test_compiled_layers_of_a_kind_share_their_code(position):

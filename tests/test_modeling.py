@@ -499,3 +499,19 @@ def test_an_accumulated_loss_is_a_mean_over_masked_tokens(tmp_path):
         trainer.train()
         found.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
     np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "mask, known",
+    [
+        ([[1, 1, 1, 0], [1, 1, 1, 1]], 7), ([[0, 1, 1, 1], [1, 1, 0, 0]], 5),
+        ([[1, 0, 1, 1], [1, 1, 1, 1]], None), ([[0, 0, 0, 0], [1, 0, 1, 1]], None),
+    ],
+)  # fmt: skip
+def test_a_mask_that_hides_tokens_between_others_is_told_from_padding(mask, known, monkeypatch):
+    """Kernels that take padding on the right alone rely on a number of tokens that is given."""
+    model, seen = make().eval(), []
+    packing = model.tupe.encoder.packing
+    monkeypatch.setattr(model.tupe.encoder, "packing", lambda ids, number: seen.append(number) or packing(ids, number))
+    model(torch.full((2, 4), 7), torch.tensor(mask))
+    assert seen == [known]

@@ -93,8 +93,10 @@ class Sdpa(Windowed):
         sequences, _, length, own = v.shape
         if bounds is None:
             bounds = torch.arange(sequences + 1, dtype=torch.int32, device=v.device) * length
-        # [B, H, L, D] -> [B L, H, width], in the batch's precision: autocast does not know the operator
-        q, k, v = (F.pad(x, (0, width - x.size(-1))).to(batch.dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+        if not q.size(-1) == v.size(-1) == width:  # padding by nothing would copy
+            q, k, v = (F.pad(x, (0, width - x.size(-1))) for x in (q, k, v))
+        # [B, H, L, width] -> [B L, H, width], in the batch's precision: autocast does not know the operator
+        q, k, v = (x.to(batch.dtype).transpose(1, 2).flatten(0, 1) for x in (q, k, v))
         out = flash(q, k, v, bounds, length, reach, scale, dropout)
         return out.unflatten(0, (sequences, length))[..., :own].transpose(1, 2), None
 

@@ -28,7 +28,7 @@ PRECISIONS = {
     for name, autocast in {"float32": "none", "autocast": "bf16", "bf16": "none", "fp16": "none"}.items()
 }
 
-COMPILE = ("auto", "yes", "no", "graphs")
+COMPILE = ("auto", "yes", "no")
 
 # What a setting means for a run's record.
 IDENTITY = "identity"  # it tells two runs apart
@@ -133,7 +133,7 @@ class Training:
     autocast: str = option("none", "model", "See `PRECISIONS`.", choices=("none", "bf16"), of=(), torch=BOTH)
     compile: str = option(
         "auto", "model", "Compile the layers, and the head with its loss. auto: of masked LMs, on GPUs that can; "
-        "graphs: and replay CUDA graphs, on one GPU with --engine torch.", choices=COMPILE, record=CHANGES,
+        "graphs: and replay CUDA graphs, on one GPU with --engine torch.", choices=(*COMPILE, "graphs"), record=CHANGES,
     )  # fmt: skip
     position_file: str = option("", "model", "Files of position encodings of your own.")
 

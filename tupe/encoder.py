@@ -276,7 +276,7 @@ class Stack(nn.Module):
             return NO_PADDING
         mask = tokens.ne(self.pad)
         has_values = on_cpu and type(mask) is Tensor  # fake tensors have none
-        holes = on_cpu  # whether there may be padding before tokens: only a GPU's kernel asks
+        on_the_right = not on_cpu  # as who gives the number says; on a CPU nothing asks
         if has_values and not traced:
             counted = int(mask.numpy().sum())
             if num_tokens not in (None, counted):
@@ -284,9 +284,10 @@ class Stack(nn.Module):
             num_tokens = counted
         elif num_tokens is None and not traced:  # compiled code does without
             num_tokens, holes = torch.stack([mask.sum(), (mask[:, 1:] > mask[:, :-1]).sum()]).tolist()
+            on_the_right = not holes
         if self.compiled:  # for one shape, and every batch has another T
-            return NO_PADDING if num_tokens == tokens.numel() else Packing(mask, on_the_right=not holes)
-        return Packing.of(mask, num_tokens or 0, not holes)
+            return NO_PADDING if num_tokens == tokens.numel() else Packing(mask, on_the_right=on_the_right)
+        return Packing.of(mask, num_tokens or 0, on_the_right)
 
     def transform(
         self, x: Tensor, token_positions: TokenPositions, packing: Packing, return_all_hiddens: bool = False,
@@ -406,7 +407,8 @@ class Encoder(Stack):
         place of the table's. backend: in place of `attention_backend`."""
         length = tokens.size(1)
         tokens, output_indices, extra = self.pad_columns(tokens, output_indices)
-        vectors = vectors if vectors is None else F.pad(vectors, (0, 0, 0, extra))
+        if extra and vectors is not None:
+            vectors = F.pad(vectors, (0, 0, 0, extra))
         packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
         x = self.embed(tokens, packing, positions, vectors)
         x, hiddens = self.transform(x, positions, packing, return_all_hiddens, output_indices, backend)

@@ -172,9 +172,9 @@ class TupeModel(TupePreTrainedModel):
             shift, num_tokens, pad_is_word = True, None, attention_mask is not None
         else:  # once for all questions, because each time a GPU is waited for
             begins = mask & ~F.pad(mask[:, :-1], (1, 0))  # where tokens begin, or go on behind hidden ones
-            questions = torch.stack([first.sum(), mask.sum(), is_word.sum(), begins.sum()])
-            shift, num_tokens, pad_is_word, spans = questions.tolist()
-            num_tokens = num_tokens if spans <= len(mask) else None  # else the encoder looks for itself
+            questions = torch.stack([first.sum(), mask.sum(), is_word.sum(), (begins.sum(1) > 1).sum()])
+            shift, num_tokens, pad_is_word, holes = questions.tolist()
+            num_tokens = None if holes else num_tokens  # the encoder looks for itself
         if pad_is_word and vectors is None:
             vectors = encoder.tokens(input_ids)
         if attention_mask is not None:

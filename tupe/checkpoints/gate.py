@@ -22,7 +22,7 @@ from ..names import ELECTRA, split_size
 from ..run.checksums import check
 
 # {option: its type, or its choices}. Other sections of a configuration are not read.
-RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": COMPILE[:3]}
+RUNNING = {"autocast": ("none", "bf16"), "position_file": str, "compile": COMPILE}
 MODEL = {names_in("fairseq")[f.name]: f.metadata["choices"] or f.type for f in fields(ModelConfig)} | RUNNING
 COMMON = dict.fromkeys(("fp16", "bf16", "amp", "memory_efficient_fp16", "memory_efficient_bf16"), bool) | {"seed": int}
 SHORTEN = {"shorten_method": ("none", "truncate", "random_crop"), "shorten_data_split_list": str}

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 
@@ -89,20 +89,19 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
 
 
 MANY = 10_000  # rows, from which on all cores encode
-_closed: Callable = list  # the texts of a row -> the ids of each, closed by </s>; also in the processes that are forked
+_encoder: TextEncoder  # of `encoded`, also in the processes that are forked
 
 
 def _encode(texts):
-    return _closed(texts)
+    return [[*_encoder.encode(text), _encoder.ids["</s>"]] for text in texts]
 
 
 def encoded(rows: list[tuple], encoder: TextEncoder) -> list[list[list[int]]]:
     """The ids of each text of each row, closed by </s>. Raises ValueError if a process that encodes dies."""
-    global _closed
-    eos, cores = encoder.ids["</s>"], len(os.sched_getaffinity(0))
-    _closed = lambda texts: [[*encoder.encode(text), eos] for text in texts]  # noqa: E731
+    global _encoder
+    _encoder, cores = encoder, len(os.sched_getaffinity(0))
     if len(rows) < MANY or cores == 1:
-        return [_closed(texts) for texts, _ in rows]
+        return [_encode(texts) for texts, _ in rows]
     try:
         with processes.workers(cores) as pool:
             return list(pool.map(_encode, (texts for texts, _ in rows), chunksize=256))

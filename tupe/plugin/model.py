@@ -61,7 +61,7 @@ class TrainingConfig(FairseqDataclass):
         default="",
         metadata={"help": "Python files that register position schemes of your own, joined by ':'", "free": True},
     )
-    compile: ChoiceEnum(list(COMPILE[:3])) = field(
+    compile: ChoiceEnum(list(COMPILE)) = field(
         default="auto",
         metadata={"help": "torch.compile layers, and head with loss; auto: a masked LM, on a GPU", "free": True},
     )

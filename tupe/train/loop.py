@@ -263,9 +263,9 @@ class Loop:
         self.scaler.update()
         if self.half_copy:
             self.half_copy.give_weights()
-        self.optimizer.zero_grad(set_to_none=self.half_copy is not None or not self.graphs)
+        self.computing.zero_grad(set_to_none=not self.graphs)  # which add to gradients where they are
         if self.half_copy:
-            self.computing.zero_grad(set_to_none=not self.graphs)
+            self.optimizer.zero_grad()
         self.done += 1
         self.norm, self.rate = norm, rate
 

@@ -19,7 +19,7 @@ VALID = {  # of these options the words that this engine has
         "lr_scheduler": ("polynomial_decay", "constant_cooldown", "polynomial_decay_ratio"),
     },
     FINETUNE: {
-        **SAME, "criterion": ("glue",), "lr_scheduler": ("polynomial_decay_ratio",), "compile": COMPILE[:3],
+        **SAME, "criterion": ("glue",), "lr_scheduler": ("polynomial_decay_ratio",), "compile": COMPILE,
     },
 }  # fmt: skip
 
@@ -46,7 +46,7 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     check_known(settings, command)
     shares_held_out_text = "dataset.batch_size_valid" not in settings.values
     if settings["compile"] == "graphs" and (processes > 1 or gpus < 1 or settings["cpu"]):
-        raise ValueError(f"--compile graphs is for one GPU; valid here: {', '.join(COMPILE[:3])}")
+        raise ValueError(f"--compile graphs is for one GPU; valid here: {', '.join(COMPILE)}")
     settings.split(processes, micro_batch_size)
     settings.choose_precision(gpus > 0)
     architecture, config, of_model, known = settings["arch"], {}, {}, None
