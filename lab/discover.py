@@ -3,11 +3,16 @@ docs/discovery.md, and writes that page.
 
     python -m lab discover --data DATA --output OUT    train and evaluate what is left; resumes OUT
 
-OUT/<encoding>/lr<rate>_seed<seed> is a run. Once it is over, evaluation.json holds what it was measured on.
+OUT/<encoding>/lr<rate>_seed<seed> is a run. Once it is over, evaluation.json holds what it was measured on. A run that
+is in the committed tables (docs/evidence/discovery) is over, too.
 """
 
+import csv
+import gzip
 import json
+import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +32,9 @@ from tupe.sweep import runner
 
 from . import cls as attention_of_cls
 from .execute import check_data, clear_failure
+from .known import FIRST
+
+TABLES = FIRST / "discovery"
 
 # {name: (position, [CLS])}: the ten best known, in the order of their runs.
 TEN = {
@@ -72,25 +80,43 @@ def family(encoding: str) -> str:
     return SCHEMES[TEN.get(encoding, (encoding,))[0].partition("+")[0]].__module__
 
 
-def planned(output: Path) -> list[Run]:
-    """The ten at all rates, seed by seed; when these are complete, every other one with seed 1, at the rate with the
-    lower mean loss of the ten in its family."""
-    ten = [Run(name, rate, seed) for seed in SEEDS for rate in RATES for name in TEN]
-    losses = {run: loss for run in ten if (loss := final_loss(run.folder(output))) is not None}
-    if len(losses) < len(ten):
-        return ten
+def read() -> tuple[dict[Run, dict], dict[Run, list[float]]]:
+    """({run: its row}, {run: its curve}) of the committed tables."""
+    rows, curves = {}, {}
+    if (TABLES / "runs.csv").exists():
+        for row in csv.DictReader((TABLES / "runs.csv").open(encoding="utf-8")):
+            rows[Run(row["encoding"], float(row["rate"]), int(row["seed"]))] = row
+        for line in gzip.decompress((TABLES / "curves.csv.gz").read_bytes()).decode().splitlines():
+            name, rate, seed, *losses = line.split(",")
+            curves[Run(name, float(rate), int(seed))] = [float(loss) for loss in losses]
+    return rows, curves
+
+
+def final_loss(run: Run, output: Path, rows: dict[Run, dict]) -> float | None:
+    """In bits, of a run that is over, here or in the committed tables."""
+    path = run.folder(output) / "evaluation.json"
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))["loss"]["mean"] / math.log(2)
+    return float(rows[run]["loss"]) if run in rows else None
+
+
+def planned(output: Path, named: Sequence[str] = ()) -> dict[Run, float | None]:
+    """{run: its final loss, None if it is not over}: the ten at all rates, seed by seed; when these are complete, every
+    other one with seed 1, at the rate with the lower mean loss of the ten in its family. named: these encodings alone,
+    at all rates and with all seeds."""
+    rows, _ = read()
+    every = [Run(name, rate, seed) for seed in SEEDS for rate in RATES for name in named or TEN]
+    losses = {run: final_loss(run, output, rows) for run in every}
+    if named or None in losses.values():
+        return losses
 
     def mean(of, rate):
         return statistics.mean(loss for run, loss in losses.items() if family(run.encoding) == of and run.rate == rate)
 
     families = {family(name) for name in TEN}
     best = {of: min(RATES, key=lambda rate, of=of: mean(of, rate)) for of in families}
-    return ten + [Run(name, best.get(family(name), RATES[0]), 1) for name in others()]
-
-
-def final_loss(folder: Path) -> float | None:
-    path = folder / "evaluation.json"
-    return json.loads(path.read_text(encoding="utf-8"))["loss"]["mean"] if path.exists() else None
+    more = [Run(name, best.get(family(name), RATES[0]), 1) for name in others()]
+    return losses | {run: final_loss(run, output, rows) for run in more}
 
 
 def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
@@ -113,15 +139,17 @@ def evaluate_and_prune(data: Path, folder: Path, state: str) -> None:
 @click.command(cls=options.QuietCommand)
 @options.data("The prepared text.")
 @options.output("The folder of the runs. An existing one is resumed.", shared=True)
+@click.option("--encoding", "named", multiple=True, type=click.Choice([*TEN, *others()]), metavar="NAME",
+              help="Train this encoding alone, at both rates with all seeds. Repeat it for several.")  # fmt: skip
 @options.jobs()
-def run(data, output, jobs):
+def run(data, output, named, jobs):
     """Train and evaluate what is left."""
     data, output = data.resolve(), output.resolve()
     check_data(data, output, TOKENS)
     known, states = set(), {}
-    while new := [run for run in planned(output) if run not in known]:
+    while new := {run: loss for run, loss in planned(output, named).items() if run not in known}:
         known.update(new)
-        left = [run.job(data, output) for run in new if final_loss(run.folder(output)) is None]
+        left = [run.job(data, output) for run, loss in new.items() if loss is None]
         for job in left:
             clear_failure(job.folder)
         states |= runner.run(left, runner.slots(jobs), title="discover",

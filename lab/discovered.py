@@ -1,4 +1,4 @@
-"""What came out of `python -m lab discover`: tables in docs/evidence/discovery, and from these alone the picture and
+"""What came out of `python -m lab discover`: tables in docs/evidence/discovery, and from these alone the pictures and
 the results of docs/discovery.md.
 
     python -m lab discovered --runs OUT    add finished runs first
@@ -13,12 +13,14 @@ import json
 import math
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 
 from tupe.common import options
 from tupe.common.tables import TextTable
@@ -28,13 +30,15 @@ from tupe.run.folder import write_atomically
 from . import plotting
 from .collect import training_losses
 from .delay import interval
-from .discover import COOLDOWN, LENGTHS, RATES, TEN, UPDATES, Run, others
+from .discover import COOLDOWN, LENGTHS, RATES, SEEDS, TABLES, TEN, UPDATES, Run, others, read
 from .estimates import first_below, number
 from .known import FIRST
 
-TABLES = FIRST / "discovery"
-PAGE, PICTURE = FIRST.parent / "discovery.md", FIRST.parent / "figures" / "discovery.png"
+DOCS = FIRST.parent
+PAGE, FIGURES = DOCS / "discovery.md", DOCS / "figures"
+NEXT = "Next: [which encoding to take](schemes.md#which-encoding-should-i-take), or [compare your own](compare.md)."
 EVERY, BELOW, LAST, SETTLED = 50, 0.5, 500, 300
+BEST = 8  # how many encodings a need shows
 COLUMNS = ("encoding", "rate", "seed", "loss", "order", *(f"change_{n}" for n in LENGTHS[1:]), "parameters", "device",
            "commit", "finished_at")  # fmt: skip
 NAMES = {
@@ -78,22 +82,10 @@ def collect(output: Path) -> None:
     write_atomically(TABLES / "curves.csv.gz", gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
 
 
-def read() -> tuple[dict[Run, dict], dict[Run, list[float]]]:
-    """({run: its row}, {run: its curve}) of the committed tables."""
-    rows, curves = {}, {}
-    if (TABLES / "runs.csv").exists():
-        for row in csv.DictReader((TABLES / "runs.csv").open(encoding="utf-8")):
-            rows[Run(row["encoding"], float(row["rate"]), int(row["seed"]))] = row
-        for line in gzip.decompress((TABLES / "curves.csv.gz").read_bytes()).decode().splitlines():
-            name, rate, seed, *losses = line.split(",")
-            curves[Run(name, float(rate), int(seed))] = [float(loss) for loss in losses]
-    return rows, curves
-
-
 # ------------------------------------------------------------------------------------------------------------ estimates
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """An encoding at its better rate. Of each seed: curves, final losses, exits (None: never), delays and offsets from
     RoPE of the same seed (None where one of both has not left the plateau)."""
@@ -106,6 +98,28 @@ class Entry:
     exits: list[float | None] = field(default_factory=list)
     delays: list[float | None] = field(default_factory=list)
     offsets: list[float | None] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return NAMES.get(self.encoding, f"`{self.encoding}`")
+
+    @property
+    def exit(self) -> float:
+        """The mean of the seeds; infinite if one of them never leaves."""
+        return math.inf if None in self.exits else statistics.mean(self.exits)
+
+    @property
+    def offset(self) -> float | None:
+        return None if None in self.offsets else statistics.mean(self.offsets)
+
+    @property
+    def loss(self) -> float:
+        return statistics.mean(self.losses)
+
+    def change(self, length: int) -> float | None:
+        """Bits by which the loss of the same tokens changes at a length; None for an encoding that cannot read it."""
+        values = [row[f"change_{length}"] for row in self.rows]
+        return statistics.mean(map(float, values)) if all(values) else None
 
 
 def entries() -> list[Entry]:
@@ -144,7 +158,7 @@ def entries() -> list[Entry]:
             entry.delays.append(exit - exits[rope] if known else None)
             entry.offsets.append(offset(curves[run], exit, curves[rope], exits[rope]) if known else None)
         found.append(entry)
-    return sorted(found, key=lambda entry: statistics.mean(entry.losses))
+    return sorted(found, key=lambda entry: entry.loss)
 
 
 def offset(curve: list[float], exit: float, other: list[float], its_exit: float) -> float | None:
@@ -158,33 +172,68 @@ def offset(curve: list[float], exit: float, other: list[float], its_exit: float)
     return float((one - two).mean())
 
 
-# --------------------------------------------------------------------------------------------------------- the picture
+def step_costs() -> dict[str, float]:
+    """{encoding: median time of a step on a CPU over that without positions}: base size, 512 tokens."""
+    rows = json.loads((DOCS / "scheme_cost.json").read_text(encoding="utf-8"))["lengths"]["512"]["rows"]
+    seconds = {row["encoding"]: np.array(row["seconds"]) for row in rows}
+    of = {name: name.partition(" (")[0] for name in seconds}
+    of |= {"untied, [CLS] untied (TUPE-A)": "tupe_a", "untied+t5, [CLS] untied (TUPE-R)": "tupe_r"}
+    return {of[name]: float(np.median(times / seconds["nopos"])) for name, times in seconds.items()}
+
+
+# -------------------------------------------------------------------------------------------------------- the pictures
 
 
 def draw(found: list[Entry]) -> Figure:
     """One curve per encoding: the mean of its seeds with a thin band, the ten best known in colour with their names on
     the lines, the others grey."""
-    figure, axis = plotting.curves(height=4.6)
-    updates, ends = np.arange(EVERY, UPDATES + 1, EVERY), []
-    for entry in found:
-        mean = np.mean(entry.curves, axis=0)
-        if entry.encoding not in TEN:
-            axis.plot(updates, mean, color="#c8c8c8", linewidth=0.7, zorder=1)
-            continue
-        index = list(TEN).index(entry.encoding)
-        colour, dash = TEN_COLOURS[index], plotting.DASHES[index % 4]
-        axis.plot(updates, mean, color=colour, linestyle=dash, linewidth=1.6, zorder=3)
-        if len(entry.curves) > 1:
-            low, high = np.min(entry.curves, axis=0), np.max(entry.curves, axis=0)
-            axis.fill_between(updates, low, high, color=colour, alpha=0.12, linewidth=0, zorder=2)
-        ends.append((mean[-1], NAMES[entry.encoding], colour))
-    plotting.name_lines(axis, ends, UPDATES, beside=200, apart=0.18)
+    updates = np.arange(EVERY, UPDATES + 1, EVERY)
+    figure, axis = lines(found, updates, lambda entry: np.array(entry.curves), beside=200)
     axis.set_xlim(0, UPDATES + 1350)
     axis.set_ylim(min(entry.curves[0].min() for entry in found) - 0.2, 10.2)
     axis.set_xticks(range(0, UPDATES + 1, 1000))
     axis.set_xlabel("updates")
     axis.set_ylabel("training loss, bits per masked token")
     return figure
+
+
+def draw_lengths(found: list[Entry]) -> Figure:
+    """The held-out loss of each encoding that can read more tokens than in training, at each length."""
+    readers = [entry for entry in found if entry.change(LENGTHS[-1]) is not None]
+
+    def losses(entry):  # [seeds, lengths]
+        changes = [[0.0, *(float(row[f"change_{n}"]) for n in LENGTHS[1:])] for row in entry.rows]
+        return np.array(entry.losses)[:, None] + np.array(changes)
+
+    xs = np.log2(LENGTHS)
+    figure, axis = lines(readers, xs, losses, beside=0.2)
+    axis.set_xlim(xs[0] - 0.1, xs[-1] + 1.8)
+    axis.set_xticks(xs, [f"{n:,}" for n in LENGTHS])
+    axis.set_xlabel("tokens of an input")
+    axis.set_ylabel("held-out loss, bits per masked token")
+    return figure
+
+
+def lines(found: list[Entry], xs: np.ndarray, values: Callable[[Entry], np.ndarray], beside: float) -> tuple:
+    """(figure, axes) with a line for each entry. values: [seeds, xs] of an entry."""
+    figure, axis = plotting.curves(height=4.6)
+    ends = []
+    for entry in found:
+        of_seeds = values(entry)
+        mean = of_seeds.mean(axis=0)
+        if entry.encoding not in TEN:
+            axis.plot(xs, mean, color="#c8c8c8", linewidth=0.7, zorder=1)
+            continue
+        index = list(TEN).index(entry.encoding)
+        colour, dash = TEN_COLOURS[index], plotting.DASHES[index % 4]
+        axis.plot(xs, mean, color=colour, linestyle=dash, linewidth=1.6, zorder=3)
+        if len(of_seeds) > 1:
+            axis.fill_between(
+                xs, of_seeds.min(axis=0), of_seeds.max(axis=0), color=colour, alpha=0.12, linewidth=0, zorder=2
+            )
+        ends.append((mean[-1], NAMES[entry.encoding], colour))
+    plotting.name_lines(axis, ends, xs[-1], beside=beside, apart=0.18)
+    return figure, axis
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
@@ -197,21 +246,69 @@ def span(values: list[float | None]) -> str:
 
 
 def table(found: list[Entry]) -> TextTable:
-    rows = []
+    rows, costs = [], step_costs()
     for entry in found:
-        changes = []
-        for n in LENGTHS[1:]:
-            values = [row[f"change_{n}"] for row in entry.rows]
-            changes.append(f"{statistics.mean(map(float, values)):+.2f}" if all(values) else "refused")
+        changes = [entry.change(n) for n in LENGTHS[1:]]
         order = 100 * statistics.mean(float(row["order"]) for row in entry.rows)
         rows.append([
-            NAMES.get(entry.encoding, f"`{entry.encoding}`"), str(len(entry.rows)), f"{entry.rate:g}",
-            span(entry.exits), interval(entry.delays, 0), interval(entry.offsets), interval(entry.losses),
-            f"{order:.0f}", *changes, f"{int(entry.rows[0]['parameters']):,}",
+            entry.name, str(len(entry.rows)), f"{entry.rate:g}", span(entry.exits), interval(entry.delays, 0),
+            interval(entry.offsets), interval(entry.losses), f"{order:.0f}",
+            *("refused" if change is None else f"{change:+.2f}" for change in changes),
+            f"{int(entry.rows[0]['parameters']):,}", number(costs.get(entry.encoding), 2),
         ])  # fmt: skip
     header = ["encoding", "runs", "rate", "exit", "delay", "offset", "loss", "order, %",
-              *(f"{n:,} tokens" for n in LENGTHS[1:]), "parameters"]  # fmt: skip
+              *(f"{n:,} tokens" for n in LENGTHS[1:]), "parameters", "step"]  # fmt: skip
     return TextTable.plain(header, rows, align="l" + "r" * (len(header) - 1))
+
+
+def needs(found: list[Entry]) -> TextTable:
+    """The best of each need, the best first. A star marks a single run."""
+    costs, longest = step_costs(), LENGTHS[-1]
+    read_on = [entry for entry in found if entry.change(longest) is not None]
+    ranked = {
+        "a short training": ("exit, in updates", 0, {entry: entry.exit for entry in found if entry.exit < math.inf}),
+        "a long training": ("offset, in bits", 2, {entry: entry.offset for entry in found if entry.offset is not None}),
+        f"inputs of {longest:,} tokens": (
+            "loss there, in bits", 2, {entry: entry.loss + entry.change(longest) for entry in read_on}),
+        "a cheap step": ("time over that without positions", 2,
+                         {entry: costs[entry.encoding] for entry in found if entry.encoding in costs}),
+    }  # fmt: skip
+    rows = []
+    for need, (what, digits, values) in ranked.items():
+        best = sorted(values, key=values.get)[:BEST]
+        shown = [
+            f"{one.name}{'*' if len(one.rows) == 1 else ''} {round(values[one], digits) + 0.0:,.{digits}f}"
+            for one in best
+        ]
+        rows.append([need, what, ", ".join(shown)])
+    return TextTable.plain(["you need", "sorted by", "the first eight"], rows, align="lll")
+
+
+def predictions(found: list[Entry]) -> TextTable:
+    """What the protocol predicted of the ten, and what came."""
+    ten = {entry.encoding: entry for entry in found if entry.encoding in TEN}
+    leaving = sorted((one for one in ten.values() if one.exit < math.inf), key=lambda one: one.exit)
+    rope, tupe, absolute, sinusoidal = (ten[name] for name in ("rope", "tupe_r", "absolute", "sinusoidal"))
+    correlation = spearmanr([one.exit for one in ten.values()], [one.loss for one in ten.values()]).statistic
+    early = [one for one in leaving if one.exit < 1500 and one.offset is not None]
+    furthest = max(early, key=lambda one: one.offset)
+
+    def exits(ones):
+        return ", ".join(f"{one.name} {one.exit:,.0f}" for one in ones)
+
+    found = [
+        ("RoPE and TUPE-R exit first", exits(leaving[:3]), {*leaving[:2]} == {rope, tupe}),
+        ("They exit within 200 updates of each other", exits([rope, tupe]), abs(rope.exit - tupe.exit) <= 200),
+        ("Absolute and sinusoidal exit last", exits(leaving[-3:]), {*leaving[-2:]} == {absolute, sinusoidal}),
+        ("These two exit after update 1,500", exits([absolute, sinusoidal]),
+         min(absolute.exit, sinusoidal.exit) > 1500),
+        ("No positions never exits", span(ten["nopos"].exits), not any(ten["nopos"].exits)),
+        ("Exits and losses correlate above 0.8", f"{correlation:.2f}", correlation > 0.8),
+        ("Offsets are below 0.3 bits where the exit is before 1,500",
+         f"the largest: {furthest.name} {furthest.offset:.2f}", furthest.offset < 0.3),
+    ]  # fmt: skip
+    rows = [[said, came, "yes" if holds else "no"] for said, came, holds in found]
+    return TextTable.plain(["prediction", "what came, mean of the seeds", "held"], rows, align="lll")
 
 
 RESULTS = """## Results
@@ -220,18 +317,44 @@ RESULTS = """## Results
 
 Each line is the mean of an encoding's seeds, at the better of its two rates; the band spans the seeds, and a grey line
 is a single run. `python -m lab discovered` writes this from [the tables](evidence/discovery/runs.csv), which name
-commit, machine and date of every run.
+commit, machine and date of every run. [All columns](evidence/discovery/encodings.csv) of the table are a CSV, too. A
+step is timed [at base size with 512 tokens on a CPU](benchmarks.md#encodings), over one without positions.
 
 {table}
 {missing}
+
+### By need
+
+A star marks a single run. Neighbours in a row may change places with other seeds, and steps vary by 10 %.
+
+{needs}
+### Longer inputs
+
+![held-out loss by length of the input](figures/discovery_lengths.png)
+
+The models were trained on 64 tokens. Each line is the loss at 64 tokens plus the change of the same tokens' loss in
+longer inputs. Encodings that refuse longer inputs are not in the picture.
 """
+PREDICTED = """
+### The predictions
+
+{predictions}"""
 
 
 def results(found: list[Entry]) -> str:
     there = {entry.encoding for entry in found}
     missing = [f"`{name}`" for name in (*TEN, *others()) if name not in there]
     text = f"Have not run yet: {', '.join(missing)}." if missing else ""
-    return RESULTS.format(table=table(found).markdown(), missing=text)
+    page = RESULTS.format(table=table(found).markdown(), missing=text, needs=needs(found).markdown())
+    if complete():
+        page += PREDICTED.format(predictions=predictions(found).markdown())
+    return page
+
+
+def complete() -> bool:
+    """Whether all runs of the ten are over."""
+    rows, _ = read()
+    return all(Run(name, rate, seed) in rows for name in TEN for rate in RATES for seed in SEEDS)
 
 
 @click.command(cls=options.QuietCommand)
@@ -243,6 +366,8 @@ def write_page(runs):
     found = entries()
     if not found:
         raise ValueError("no run of `nopos` and `rope` has finished: python -m lab discover")
-    plotting.save(draw(found), PICTURE)
+    plotting.save(draw(found), FIGURES / "discovery.png")
+    plotting.save(draw_lengths(found), FIGURES / "discovery_lengths.png")
+    write_atomically(TABLES / "encodings.csv", table(found).csv())
     head = PAGE.read_text(encoding="utf-8").partition("## Results\n")[0].rstrip()
-    write_atomically(PAGE, f"{head}\n\n{results(found)}".rstrip() + "\n")
+    write_atomically(PAGE, f"{head}\n\n{results(found)}".rstrip() + f"\n\n{NEXT}\n")

@@ -408,6 +408,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "idea": sketches.idea,
     "layer": sketches.layer,
     "discovery": lambda: discovered.draw(discovered.entries()),
+    "discovery_lengths": lambda: discovered.draw_lengths(discovered.entries()),
     "losses": lambda: losses(tables()),
     "aligned": lambda: aligned(tables()),
     "lead": lambda: lead(tables()),

@@ -6,7 +6,7 @@ import gzip
 import numpy as np
 import pytest
 
-from lab import discovered
+from lab import discover, discovered
 from lab.discover import LENGTHS, UPDATES, Run
 
 UPDATE = np.arange(50, UPDATES + 1, 50)
@@ -19,6 +19,7 @@ def falling(exit, above=0.0):
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(discover, "TABLES", tmp_path)
     monkeypatch.setattr(discovered, "TABLES", tmp_path)
     curves = {Run("nopos", 0.001, 1): np.full(60, 9.0), Run("nopos", 0.002, 1): np.full(60, 9.5)}
     for seed in (1, 2, 3):
@@ -57,3 +58,26 @@ def test_the_page_has_a_row_for_each_and_names_what_has_not_run(tables):
     )
     named = {text.get_text() for text in discovered.draw(discovered.entries()).axes[0].texts}
     assert named == {"no positions", "RoPE", "T5"}  # FIRE is one of the grey lines
+
+
+def test_needs_are_sorted_best_first_and_mark_single_runs(tables):
+    rows = {cells[0]: cells[2] for _, cells in discovered.needs(discovered.entries()).rows}
+    assert rows["a short training"] == "RoPE 500, T5 911, `fire`* 2,600"
+    assert rows["a long training"] == "RoPE 0.00, T5 0.25"  # FIRE exits too late
+    assert rows["inputs of 1,024 tokens"].startswith("`fire`* 7.5") and "T5" not in rows["inputs of 1,024 tokens"]
+
+
+def test_predictions_are_judged_by_the_tables(tables, monkeypatch):
+    monkeypatch.setattr(discover, "TABLES", discovered.DOCS / "evidence" / "discovery")
+    found = {cells[0]: cells[2] for _, cells in discovered.predictions(discovered.entries()).rows}
+    assert found["RoPE and TUPE-R exit first"] == "no"  # DeBERTa and RoPE do
+    assert found["No positions never exits"] == "yes" and set(found.values()) == {"yes", "no"}
+    assert not discovered.complete() or "### The predictions" in discovered.results(discovered.entries())
+
+
+def test_runs_of_the_committed_tables_are_over(tables, tmp_path):
+    """So that a fresh folder goes on where the tables are. Others follow once the ten are complete."""
+    left = [run for run, loss in discover.planned(tmp_path / "fresh").items() if loss is None]
+    assert Run("rope", 0.001, 3) not in left and Run("rope", 0.002, 3) in left and len(left) == 60 - 8
+    named = discover.planned(tmp_path / "fresh", ["fire"])
+    assert len(named) == 6 and [run for run, loss in named.items() if loss] == [Run("fire", 0.001, 1)]
