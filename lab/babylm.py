@@ -6,7 +6,8 @@
     python -m lab babylm compare --data OUT/data --output RUNS ...    train and score what is left; resumes RUNS
     python -m lab babylm page --runs RUNS                             add what has finished to the page
 
-RUNS/<arm>_seed<seed> is a run. Once it is over, result.json holds what it was measured on.
+RUNS/<arm>_seed<seed> is a run. Once it is over, result.json holds what it was measured on. A run that is in the
+committed rows (docs/evidence/babylm) is over, too.
 """
 
 import csv
@@ -261,7 +262,8 @@ def compare(data, pairs, script, python, output):
     output.mkdir(parents=True, exist_ok=True)
     if not (output / "tokenizer").exists():
         write_for_run_mlm(data, output)
-    for run in [Run(arm, seed) for seed in SEEDS for arm in ARMS]:
+    committed = read_rows()
+    for run in [Run(arm, seed) for seed in SEEDS for arm in ARMS if Run(arm, seed) not in committed]:
         result, trained = (run.folder(output) / name for name in ("result.json", "trained.json"))
         if not trained.exists():
             write_atomically(trained, json.dumps(train(run, data, output, python, script)))
@@ -276,6 +278,13 @@ def compare(data, pairs, script, python, output):
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
+
+
+def read_rows() -> dict[Run, dict]:
+    """The committed rows."""
+    if not ROWS.exists():
+        return {}
+    return {Run(row["arm"], int(row["seed"])): row for row in csv.DictReader(ROWS.open(encoding="utf-8"))}
 
 
 def table(rows: list[dict]) -> str:
@@ -309,13 +318,11 @@ def results(rows: list[dict]) -> str:
 @click.option("--runs", type=options.FOLDER, help="The folder of `compare`, whose finished runs are added.")
 def write_page(runs):
     """Write the table of docs/babylm.md from the committed rows."""
-    rows = {}
-    if ROWS.exists():
-        rows = {(row["arm"], row["seed"]): row for row in csv.DictReader(ROWS.open(encoding="utf-8"))}
+    rows = read_rows()
     for path in runs.glob("*/result.json") if runs else ():
         found = json.loads(path.read_text(encoding="utf-8"))
         row = {name: "" if found[name] is None else str(found[name]) for name in COLUMNS}
-        rows[row["arm"], row["seed"]] = row
+        rows[Run(found["arm"], found["seed"])] = row
     rows = [rows[key] for key in sorted(rows)]
     if rows:
         text = io.StringIO()

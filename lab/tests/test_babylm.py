@@ -88,6 +88,7 @@ def test_what_is_there_is_not_trained_again_and_the_page_has_it(prepared, tmp_pa
 
     monkeypatch.setattr(babylm, "train", train)
     monkeypatch.setattr(babylm, "score", score)
+    monkeypatch.setattr(babylm, "ROWS", tmp_path / "evidence" / "runs.csv")
     words = ["--data", prepared, "--pairs", tmp_path, "--script", script, "--python", "python", "--output"]
     words = [*map(str, words), str(tmp_path / "runs")]
     for _ in range(2):
@@ -97,7 +98,6 @@ def test_what_is_there_is_not_trained_again_and_the_page_has_it(prepared, tmp_pa
     page = tmp_path / "page.md"
     page.write_text("# A page\n\n## Results\n\nNo run.\n")
     monkeypatch.setattr(babylm, "PAGE", page)
-    monkeypatch.setattr(babylm, "ROWS", tmp_path / "evidence" / "runs.csv")
     assert CliRunner().invoke(babylm.write_page, ["--runs", str(tmp_path / "runs")]).exit_code == 0
     text = page.read_text()
     assert text.startswith("# A page\n\n## Results\n") and "No run." not in text
@@ -105,3 +105,7 @@ def test_what_is_there_is_not_trained_again_and_the_page_has_it(prepared, tmp_pa
     assert "| tupe_r | 3 | 10.00 | 53.0 ± 0.5 | interrupted |" in text and "not finished: 1 of six" in text
     assert CliRunner().invoke(babylm.write_page).exit_code == 0 and page.read_text() == text
     assert "No run has finished" in babylm.results([])
+
+    trained.clear()  # in a fresh folder, too, what is in the committed rows is over
+    assert CliRunner().invoke(babylm.compare, [*words[:-1], str(tmp_path / "fresh")]).exit_code == 2
+    assert trained == [babylm.Run("run_mlm", 3)]
