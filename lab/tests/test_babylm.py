@@ -105,6 +105,10 @@ def test_what_is_there_is_not_trained_again_and_the_page_has_it(prepared, tmp_pa
     assert "| tupe_r | 3 | 10.00 | 53.0 ± 0.5 | interrupted |" in text and "not finished: 1 of six" in text
     assert CliRunner().invoke(babylm.write_page).exit_code == 0 and page.read_text() == text
     assert "No run has finished" in babylm.results([])
+    rows = [{"arm": arm, "seed": str(n), "bits": 7 + n / 10 + 2 * (arm == "run_mlm"), "blimp": 0.5 + n / 100,
+             "blimp_error": 0.005, "cpu_seconds": 60} for arm in babylm.ARMS for n in (1, 2, 3)]  # fmt: skip
+    # of 3 and 3 seeds of one deviation s, the half is 2.776 s sqrt(2 / 3)
+    assert "-2.00 [-2.23, -1.77] bits and +0.0 [-2.3, 2.3] points" in babylm.results(rows)
 
     trained.clear()  # in a fresh folder, too, what is in the committed rows is over
     assert CliRunner().invoke(babylm.compare, [*words[:-1], str(tmp_path / "fresh")]).exit_code == 2
