@@ -188,9 +188,9 @@ def draw(found: list[Entry]) -> Figure:
     """One curve per encoding: the mean of its seeds with a thin band, the ten best known in colour with their names on
     the lines, the others grey."""
     updates = np.arange(EVERY, UPDATES + 1, EVERY)
-    figure, axis = lines(found, updates, lambda entry: np.array(entry.curves), beside=200)
+    limits = min(entry.curves[0].min() for entry in found) - 0.2, 10.2
+    figure, axis = lines(found, updates, lambda entry: np.array(entry.curves), beside=200, limits=limits)
     axis.set_xlim(0, UPDATES + 1350)
-    axis.set_ylim(min(entry.curves[0].min() for entry in found) - 0.2, 10.2)
     axis.set_xticks(range(0, UPDATES + 1, 1000))
     axis.set_xlabel("updates")
     axis.set_ylabel("training loss, bits per masked token")
@@ -206,7 +206,8 @@ def draw_lengths(found: list[Entry]) -> Figure:
         return np.array(entry.losses)[:, None] + np.array(changes)
 
     xs = np.log2(LENGTHS)
-    figure, axis = lines(readers, xs, losses, beside=0.2)
+    limits = min(losses(entry).min() for entry in readers) - 0.2, max(entry.loss for entry in found) + 1.5
+    figure, axis = lines(readers, xs, losses, beside=0.2, limits=limits)
     axis.set_xlim(xs[0] - 0.1, xs[-1] + 1.8)
     axis.set_xticks(xs, [f"{n:,}" for n in LENGTHS])
     axis.set_xlabel("tokens of an input")
@@ -214,8 +215,12 @@ def draw_lengths(found: list[Entry]) -> Figure:
     return figure
 
 
-def lines(found: list[Entry], xs: np.ndarray, values: Callable[[Entry], np.ndarray], beside: float) -> tuple:
-    """(figure, axes) with a line for each entry. values: [seeds, xs] of an entry."""
+def lines(
+    found: list[Entry], xs: np.ndarray, values: Callable[[Entry], np.ndarray], beside: float,
+    limits: tuple[float, float],
+) -> tuple:  # fmt: skip
+    """(figure, axes) with a line for each entry. values: [seeds, xs] of an entry; limits: of the y axis. A line that
+    leaves the picture has its name at the top."""
     figure, axis = plotting.curves(height=4.6)
     ends = []
     for entry in found:
@@ -232,7 +237,11 @@ def lines(found: list[Entry], xs: np.ndarray, values: Callable[[Entry], np.ndarr
                 xs, of_seeds.min(axis=0), of_seeds.max(axis=0), color=colour, alpha=0.12, linewidth=0, zorder=2
             )
         ends.append((mean[-1], NAMES[entry.encoding], colour))
-    plotting.name_lines(axis, ends, xs[-1], beside=beside, apart=0.18)
+    axis.set_ylim(*limits)
+    low, high = limits
+    apart = 0.05 * (high - low)
+    ends = [(min(end, high - apart), *rest) for end, *rest in ends]
+    plotting.name_lines(axis, ends, xs[-1], beside=beside, apart=apart)
     return figure, axis
 
 
@@ -333,7 +342,8 @@ A star marks a single run. Neighbours in a row may change places with other seed
 ![held-out loss by length of the input](figures/discovery_lengths.png)
 
 The models were trained on 64 tokens. Each line is the loss at 64 tokens plus the change of the same tokens' loss in
-longer inputs. Encodings that refuse longer inputs are not in the picture.
+longer inputs. Encodings that refuse longer inputs are not in the picture. A line that leaves it at the top is worse
+than no positions by more than 1.5 bits.
 """
 PREDICTED = """
 ### The predictions
