@@ -88,7 +88,7 @@ def collect(output: Path) -> None:
 @dataclass(eq=False)
 class Entry:
     """An encoding at its better rate. Of each seed: curves, final losses, exits (None: never), delays and offsets from
-    RoPE of the same seed (None where one of both has not left the plateau)."""
+    RoPE of each seed that it has, too (None where one of both has not left the plateau)."""
 
     encoding: str
     rate: float
@@ -110,7 +110,7 @@ class Entry:
 
     @property
     def offset(self) -> float | None:
-        return None if None in self.offsets else statistics.mean(self.offsets)
+        return None if None in (self.offsets or [None]) else statistics.mean(self.offsets)
 
     @property
     def loss(self) -> float:
@@ -153,8 +153,10 @@ def entries() -> list[Entry]:
                       [float(rows[run]["loss"]) for run in runs], [rows[run] for run in runs])  # fmt: skip
         for run in runs:
             rope, exit = ropes.get(run.seed), exits[run]
-            known = rope is not None and exit is not None and exits[rope] is not None
             entry.exits.append(exit)
+            if rope is None:  # has not run with this seed yet
+                continue
+            known = exit is not None and exits[rope] is not None
             entry.delays.append(exit - exits[rope] if known else None)
             entry.offsets.append(offset(curves[run], exit, curves[rope], exits[rope]) if known else None)
         found.append(entry)
@@ -260,8 +262,8 @@ def table(found: list[Entry]) -> TextTable:
         changes = [entry.change(n) for n in LENGTHS[1:]]
         order = 100 * statistics.mean(float(row["order"]) for row in entry.rows)
         rows.append([
-            entry.name, str(len(entry.rows)), f"{entry.rate:g}", span(entry.exits), interval(entry.delays, 0),
-            interval(entry.offsets), interval(entry.losses), f"{order:.0f}",
+            entry.name, str(len(entry.rows)), f"{entry.rate:g}", span(entry.exits), interval(entry.delays or [None], 0),
+            interval(entry.offsets or [None]), interval(entry.losses), f"{order:.0f}",
             *("refused" if change is None else f"{change:+.2f}" for change in changes),
             f"{int(entry.rows[0]['parameters']):,}", number(costs.get(entry.encoding), 2),
         ])  # fmt: skip
