@@ -29,7 +29,6 @@ from typing import NamedTuple
 import click
 import numpy as np
 import torch
-from scipy.stats import ttest_ind
 
 from tupe.common import options
 from tupe.common.tables import TextTable
@@ -43,6 +42,7 @@ from tupe.run.processes import PROGRAM
 from tupe.text import TextEncoder
 
 from .bench import machine
+from .estimates import welch
 
 ARMS, SEEDS = ("tupe_r", "run_mlm"), (1, 2, 3)
 LENGTH, BATCH, UPDATES, WARMUP, RATE = 64, 32, 2000, 200, 1e-3
@@ -309,15 +309,14 @@ def table(rows: list[dict]) -> str:
 def difference(rows: list[dict], measure: str, scale: float, digits: int) -> str:
     """Our recipe minus run_mlm: mean and Welch's 95 % interval over seeds, which the two do not share."""
     ours, theirs = ([scale * float(row[measure]) for row in rows if row["arm"] == arm] for arm in ARMS)
-    found = ttest_ind(ours, theirs, equal_var=False).confidence_interval()
-    mean = statistics.mean(ours) - statistics.mean(theirs)
-    return f"{mean:+.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+    mean, low, high, _ = welch(ours, theirs)
+    return f"{mean:+.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 SAID = """
-`tupe_r` minus `run_mlm`, with 95 % intervals over seeds: {bits} bits and {blimp} points of BLiMP. Where an interval
-contains 0, this budget does not tell the recipes apart. Chance is 50 % in BLiMP, so a model near that needs a larger
-budget before its score means anything.
+`tupe_r` minus `run_mlm`, with 95 % intervals over seeds: {bits} bits and {blimp} points of BLiMP.
+Where an interval contains 0, this budget does not tell the recipes apart. Chance is 50 % in BLiMP, so a model near
+that needs a larger budget before its score means anything.
 
 The two recipes differ in more than positions (the table above), and neither rate was tuned. So this says what each
 gives to those who type it with four million tokens to spend, and not why.

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
@@ -32,7 +33,7 @@ from .collect import training_losses
 from .delay import interval
 from .discover import COOLDOWN, LENGTHS, RATES, SEEDS, TABLES, TEN, UPDATES, Run, others, read
 from .estimates import first_below, number
-from .known import FIRST
+from .known import FIRST, step_ratios
 
 DOCS = FIRST.parent
 PAGE, FIGURES = DOCS / "discovery.md", DOCS / "figures"
@@ -109,17 +110,30 @@ class Entry:
         return math.inf if None in self.exits else statistics.mean(self.exits)
 
     @property
+    def delay(self) -> float | None:
+        return mean_of(self.delays)
+
+    @property
     def offset(self) -> float | None:
-        return None if None in (self.offsets or [None]) else statistics.mean(self.offsets)
+        return mean_of(self.offsets)
 
     @property
     def loss(self) -> float:
         return statistics.mean(self.losses)
 
+    @property
+    def order(self) -> float:
+        return statistics.mean(float(row["order"]) for row in self.rows)
+
     def change(self, length: int) -> float | None:
         """Bits by which the loss of the same tokens changes at a length; None for an encoding that cannot read it."""
         values = [row[f"change_{length}"] for row in self.rows]
         return statistics.mean(map(float, values)) if all(values) else None
+
+
+def mean_of(values: list[float | None]) -> float | None:
+    """None unless all of them are known."""
+    return None if not values or None in values else statistics.mean(values)
 
 
 def entries() -> list[Entry]:
@@ -176,11 +190,9 @@ def offset(curve: list[float], exit: float, other: list[float], its_exit: float)
 
 def step_costs() -> dict[str, float]:
     """{encoding: median time of a step on a CPU over that without positions}: base size, 512 tokens."""
-    rows = json.loads((DOCS / "scheme_cost.json").read_text(encoding="utf-8"))["lengths"]["512"]["rows"]
-    seconds = {row["encoding"]: np.array(row["seconds"]) for row in rows}
-    of = {name: name.partition(" (")[0] for name in seconds}
-    of |= {"untied, [CLS] untied (TUPE-A)": "tupe_a", "untied+t5, [CLS] untied (TUPE-R)": "tupe_r"}
-    return {of[name]: float(np.median(times / seconds["nopos"])) for name, times in seconds.items()}
+    of = {"untied, [CLS] untied (TUPE-A)": "tupe_a", "untied+t5, [CLS] untied (TUPE-R)": "tupe_r"}
+    return {of.get(label, label.partition(" (")[0]): float(np.median(ratios))
+            for label, ratios in step_ratios()[512].items()}  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------------- the pictures
@@ -220,7 +232,7 @@ def draw_lengths(found: list[Entry]) -> Figure:
 def lines(
     found: list[Entry], xs: np.ndarray, values: Callable[[Entry], np.ndarray], beside: float,
     limits: tuple[float, float],
-) -> tuple:  # fmt: skip
+) -> tuple[Figure, Axes]:  # fmt: skip
     """(figure, axes) with a line for each entry. values: [seeds, xs] of an entry; limits: of the y axis. A line that
     leaves the picture has its name at the top."""
     figure, axis = plotting.curves(height=4.6)
@@ -260,16 +272,29 @@ def table(found: list[Entry]) -> TextTable:
     rows, costs = [], step_costs()
     for entry in found:
         changes = [entry.change(n) for n in LENGTHS[1:]]
-        order = 100 * statistics.mean(float(row["order"]) for row in entry.rows)
         rows.append([
             entry.name, str(len(entry.rows)), f"{entry.rate:g}", span(entry.exits), interval(entry.delays or [None], 0),
-            interval(entry.offsets or [None]), interval(entry.losses), f"{order:.0f}",
+            interval(entry.offsets or [None]), interval(entry.losses), f"{100 * entry.order:.0f}",
             *("refused" if change is None else f"{change:+.2f}" for change in changes),
             f"{int(entry.rows[0]['parameters']):,}", number(costs.get(entry.encoding), 2),
         ])  # fmt: skip
     header = ["encoding", "runs", "rate", "exit", "delay", "offset", "loss", "order, %",
               *(f"{n:,} tokens" for n in LENGTHS[1:]), "parameters", "step"]  # fmt: skip
     return TextTable.plain(header, rows, align="l" + "r" * (len(header) - 1))
+
+
+def means(found: list[Entry]) -> TextTable:
+    """The same for programs, as a CSV: numbers alone, means of the seeds; nothing where a value is not known."""
+    costs = step_costs()
+    rows = [[
+        entry.encoding, str(len(entry.rows)), f"{entry.rate:g}", number(entry.exit, 0) if entry.exit < math.inf else "",
+        number(entry.delay, 0), number(entry.offset), number(entry.loss), number(entry.order),
+        *(number(entry.change(n)) for n in LENGTHS[1:]), entry.rows[0]["parameters"],
+        number(costs.get(entry.encoding), 2),
+    ] for entry in found]  # fmt: skip
+    header = ["encoding", "runs", "rate", "exit", "delay", "offset", "loss", "order",
+              *(f"change_{n}" for n in LENGTHS[1:]), "parameters", "step"]  # fmt: skip
+    return TextTable.plain(header, rows)
 
 
 def needs(found: list[Entry]) -> TextTable:
@@ -292,7 +317,7 @@ def needs(found: list[Entry]) -> TextTable:
             for one in best
         ]
         rows.append([need, what, ", ".join(shown)])
-    return TextTable.plain(["you need", "sorted by", "the first eight"], rows, align="lll")
+    return TextTable.plain(["you need", "sorted by", f"the first {BEST}"], rows, align="lll")
 
 
 def predictions(found: list[Entry]) -> TextTable:
@@ -307,7 +332,7 @@ def predictions(found: list[Entry]) -> TextTable:
     def exits(ones):
         return ", ".join(f"{one.name} {one.exit:,.0f}" for one in ones)
 
-    found = [
+    judged = [
         ("RoPE and TUPE-R exit first", exits(leaving[:3]), {*leaving[:2]} == {rope, tupe}),
         ("They exit within 200 updates of each other", exits([rope, tupe]), abs(rope.exit - tupe.exit) <= 200),
         ("Absolute and sinusoidal exit last", exits(leaving[-3:]), {*leaving[-2:]} == {absolute, sinusoidal}),
@@ -318,7 +343,7 @@ def predictions(found: list[Entry]) -> TextTable:
         ("Offsets are below 0.3 bits where the exit is before 1,500",
          f"the largest: {furthest.name} {furthest.offset:.2f}", furthest.offset < 0.3),
     ]  # fmt: skip
-    rows = [[said, came, "yes" if holds else "no"] for said, came, holds in found]
+    rows = [[said, came, "yes" if holds else "no"] for said, came, holds in judged]
     return TextTable.plain(["prediction", "what came, mean of the seeds", "held"], rows, align="lll")
 
 
@@ -328,8 +353,9 @@ RESULTS = """## Results
 
 Each line is the mean of an encoding's seeds, at the better of its two rates; the band spans the seeds, and a grey line
 is a single run. `python -m lab discovered` writes this from [the tables](evidence/discovery/runs.csv), which name
-commit, machine and date of every run. [All columns](evidence/discovery/encodings.csv) of the table are a CSV, too. A
-step is timed [at base size with 512 tokens on a CPU](benchmarks.md#encodings), over one without positions.
+commit, machine and date of every run. [A CSV](evidence/discovery/encodings.csv) has the means of this table. A step is
+timed [at base size with 512 tokens on a CPU](benchmarks.md#encodings), over one without positions. A rate that is
+constant and twice as high costs something at the end, so an offset between different rates contains that, too.
 
 {table}
 {missing}
@@ -380,6 +406,6 @@ def write_page(runs):
         raise ValueError("no run of `nopos` and `rope` has finished: python -m lab discover")
     plotting.save(draw(found), FIGURES / "discovery.png")
     plotting.save(draw_lengths(found), FIGURES / "discovery_lengths.png")
-    write_atomically(TABLES / "encodings.csv", table(found).csv())
+    write_atomically(TABLES / "encodings.csv", means(found).csv())
     head = PAGE.read_text(encoding="utf-8").partition("## Results\n")[0].rstrip()
     write_atomically(PAGE, f"{head}\n\n{results(found)}".rstrip() + f"\n\n{NEXT}\n")

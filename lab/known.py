@@ -1,12 +1,15 @@
 """What the committed tables in docs/evidence know of the runs of both finished experiments, and of the third."""
 
 import functools
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tupe.run import record
 
@@ -19,6 +22,15 @@ TABLES = FIRST / "second"  # of the second and the third
 
 ByRun = dict[tuple[Trial, str], Any]  # (trial, precision) -> something of that run
 Curve = tuple[list[int], list[float]]  # updates, losses
+
+
+def step_ratios() -> dict[int, dict[str, np.ndarray]]:
+    """{length: {encoding, as the benchmark labels it: time of a step over that without positions, of each turn}}"""
+    found = {}
+    for length, at in json.loads((FIRST.parent / "scheme_cost.json").read_text(encoding="utf-8"))["lengths"].items():
+        seconds = {row["encoding"]: np.array(row["seconds"]) for row in at["rows"]}
+        found[int(length)] = {label: times / seconds["nopos"] for label, times in seconds.items()}
+    return found
 
 
 def ended(rows: Iterable[dict]) -> ByRun:

@@ -23,7 +23,7 @@ from tupe.common import options
 from . import discovered, sketches
 from .delay import curve_of
 from .estimates import mean_interval
-from .known import FIRST, Curve, Runs
+from .known import FIRST, Curve, Runs, step_ratios
 from .plan import Trial, cooldown_of
 from .plotting import BLUE, DASHES, GREY, INKS, MARKERS, NARROW, RED, SMALL, curves, name_lines, plt, save
 from .recompute import BESIDE, CHANGES, CONTRASTS, verdicts_of_c, verdicts_of_d, verdicts_of_main
@@ -361,13 +361,10 @@ def name_of(label: str) -> str:
     return label.rpartition(" (")[2].rstrip(")").replace("TUPE-A tie-cls", NAMES["tupe_a_tie_cls"])
 
 
-def steps_of(path: Path = DOCS / "scheme_cost.json") -> dict[str, dict[str, np.ndarray]]:
+def steps_of() -> dict[str, dict[str, np.ndarray]]:
     """What `costs` draws, of the committed measurement."""
-    found = {}
-    for length, at in json.loads(path.read_text(encoding="utf-8"))["lengths"].items():
-        seconds = {name_of(row["encoding"]): np.array(row["seconds"]) for row in at["rows"]}
-        found[f"{int(length):,} tokens"] = {name: times / seconds["nopos"] for name, times in seconds.items()}
-    return found
+    return {f"{length:,} tokens": {name_of(label): ratios for label, ratios in at.items()}
+            for length, at in step_ratios().items()}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------- trained models

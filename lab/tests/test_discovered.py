@@ -67,6 +67,14 @@ def test_needs_are_sorted_best_first_and_mark_single_runs(tables):
     assert rows["inputs of 1,024 tokens"].startswith("`fire`* 7.5") and "T5" not in rows["inputs of 1,024 tokens"]
 
 
+def test_the_csv_has_numbers_alone(tables):
+    header, *rows = csv.reader(discovered.means(discovered.entries()).csv().splitlines())
+    found = {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+    assert float(found["t5"]["exit"]) == pytest.approx(911, abs=1) and float(found["t5"]["offset"]) == 0.25
+    assert found["nopos"]["exit"] == found["fire"]["offset"] == found["t5"]["change_1024"] == ""
+    assert found["rope"]["step"] and found["rope"]["parameters"] == "66"
+
+
 def test_predictions_are_judged_by_the_tables(tables, monkeypatch):
     monkeypatch.setattr(discover, "TABLES", discovered.DOCS / "evidence" / "discovery")
     found = {cells[0]: cells[2] for _, cells in discovered.predictions(discovered.entries()).rows}
