@@ -30,7 +30,10 @@ SETTLED = 1000  # updates left out after the exit
 STAGES = ["controls", "main", "slower", "longer"]  # whose runs have a row
 STAGES += [stage for stage in LATER["stages"] if stage not in ("again", "again_bf16", "neighbours", "released")]
 # Stages whose BERT-A another one has.
-BERT_OF = {"bundle": "decide", "tiny_bundle": "tiny_decide", "slower": "main", "tiny_same_rate": "tiny_lasting"}
+BERT_OF = {
+    "bundle": "decide", "tiny_bundle": "tiny_decide", "slower": "main", "tiny_same_rate": "tiny_lasting",
+    "downstream": "delay",
+}  # fmt: skip
 
 
 class Curve(NamedTuple):

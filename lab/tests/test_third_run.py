@@ -20,7 +20,7 @@ from tupe.run import record
 def test_commands_are_of_the_protocol(tmp_path):
     job = Trial("delay", "bert_a_trained", "mini", 5000, 1e-3, 1).job(tmp_path, tmp_path, (), LATER)
     words = " ".join(map(str, job.command))
-    assert "--position=trained" in words and "--precision=float32" in words
+    assert "--position=trained" in words and "--precision=autocast" in words
     assert f"--position-file={HERE / 'intervention.py'}" in words
     again = Trial("again", "tupe_a_tie_cls", "tiny", 5000, 4e-3, 4).job(tmp_path, tmp_path, (), LATER)
     assert "--precision=float32" in again.command
