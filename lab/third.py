@@ -3,19 +3,24 @@ each computed once all of its runs have ended."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tupe.common.tables import TextTable
+from tupe.run.folder import write_atomically
 
 from . import estimates
-from .estimates import ALPHA, Contrast, contrast, holm, number, of_contrast, paired
-from .known import Runs
-from .plan import BITS, LATER, THIRD, precision
+from .estimates import ALPHA, Contrast, Seeds, contrast, holm, number, of_contrast, paired
+from .known import TABLES, Runs
+from .plan import BITS, LATER, THIRD, Trial, precision
 
 if TYPE_CHECKING:
     from .delay import Lead
@@ -24,12 +29,25 @@ MARGIN = 0.1  # bits, of equivalence
 STEADY = 0.02  # bits per 1,000 updates: the margin of equivalence of a drift
 DELAYED = "tupe_a_from_"  # how the delayed models of TUPE-A are called
 SEEDS_OF_DRIFT = (1, 2, 3, 4, 5)
+TASKS = ("RTE", "CoLA", "STS-B", "MRPC")  # of (d)
+FINETUNING_SEEDS = 5
 STAGES = LATER["stages"]
+
+
+class Score(NamedTuple):
+    """Of a fine-tuning: on the development set, times 100, at the best and at the last epoch."""
+
+    trial: Trial  # the pre-training
+    task: str
+    rate: float
+    seed: int
+    best: float
+    last: float
 
 
 def outcomes(runs: Runs, found: Sequence[Lead]) -> list[str]:
     """All sections that there are."""
-    lines = [*intervention(runs, found), *drift(runs, found), *same_rate(runs, found)]
+    lines = [*intervention(runs, found), *drift(runs, found), *same_rate(runs, found), *downstream(scores())]
     return ["## The third protocol\n", *lines, *tables_of_losses(runs)]
 
 
@@ -146,3 +164,60 @@ def same_rate(runs: Runs, found: Sequence[Lead]) -> list[str]:
     row = ["`bert_a` - `tupe_a`", *shown_by_seed(one, sorted(gaps)), verdict_of_rate(one)]
     header = ["3,000 updates after the exits", "by seed", "mean [95 % interval]", "verdict"]
     return ["### (c) Tiny models at one rate\n", TextTable.plain(header, [row], align="llrl").markdown()]
+
+
+# --------------------------------------------------------------------------------------------------- (d), fine-tunings
+
+
+def scores(tables: Path = TABLES) -> list[Score]:
+    """Of the committed fine-tunings."""
+    path = tables / "finetuned.csv"
+    rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))) if path.exists() else ()
+    return [
+        Score(Trial.parse(row["run"]), row["task"], float(row["rate"]), int(row["seed"]), float(row["best"]),
+              float(row["last"]))
+        for row in rows
+    ]  # fmt: skip
+
+
+def add_scores(new: Iterable[Score], tables: Path = TABLES) -> None:
+    """To the committed ones, of which they replace those of the same fine-tuning."""
+    found = {one[:4]: one for one in [*scores(tables), *new]}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("run", *Score._fields[1:]))
+    for trial, task, rate, seed, *values in sorted(found.values(), key=lambda one: (str(one.trial), *one[1:])):
+        writer.writerow([str(trial), task, f"{rate:g}", seed, *(number(value, 2) for value in values)])
+    write_atomically(tables / "finetuned.csv", text.getvalue())
+
+
+def downstream(found: Sequence[Score]) -> list[str]:
+    """(d): medians over fine-tuning seeds, and differences from BERT-A paired by the pre-training seed."""
+    of = defaultdict(list)  # (model, pre-training seed, task) -> scores of the fine-tuning seeds
+    for one in found:
+        of[one.trial.model, one.trial.seed, one.task].append(one.best)
+    models, seeds = ("bert_a", "tupe_a", "tupe_r"), STAGES["downstream"]["seeds"]
+    wanted = [(model, seed, task) for model in models for seed in seeds for task in TASKS]
+    if any(len(of[key]) != FINETUNING_SEEDS for key in wanted):
+        return []
+    medians = {task: {m: {s: statistics.median(of[m, s, task]) for s in seeds} for m in models} for task in TASKS}
+    medians["average"] = {m: {s: statistics.mean(medians[t][m][s] for t in TASKS) for s in seeds} for m in models}
+
+    def spread(task: str, model: str) -> str:
+        return number(statistics.mean(statistics.stdev(of[model, seed, task]) for seed in seeds), 1)
+
+    def of_seeds(values: Seeds) -> str:
+        return ", ".join(number(values[seed], 1) for seed in seeds)
+
+    rows = []
+    for task, by_model in medians.items():
+        for model, values in by_model.items():
+            against = contrast(values, by_model["bert_a"]) if model != "bert_a" else None
+            cells = of_seeds(values), number(statistics.mean(values.values()), 1)
+            rows.append([
+                task, f"`{model}`", *cells, spread(task, model) if task in TASKS else "",
+                estimates.shown(against.mean, against.interval, 1) if against else "",
+            ])  # fmt: skip
+    header = ["task", "model", "median, by pre-training seed", "mean", "s.d. of fine-tuning seeds",
+              "minus `bert_a` [95 %]"]  # fmt: skip
+    return ["### (d) Downstream\n", TextTable.plain(header, rows, align="llrrrr").markdown()]

@@ -25,8 +25,9 @@ from tupe.positions import load_scheme_file
 from tupe.run import record
 from tupe.run.folder import write_atomically
 from tupe.sweep import runner
+from tupe.sweep.collection import collect as fine_tunings
 
-from . import cls, collect, delay
+from . import cls, collect, delay, third
 from .execute import clear_failure, train, train_stage
 from .known import FIRST, TABLES, known_losses
 from .plan import LATER, THIRD, Trial, check_models, cooldown_of, lengths_of, trials
@@ -168,11 +169,26 @@ def whole_curve(trial: Trial, found: dict[str, list[dict]], output: Path) -> lis
     return rows
 
 
+def scores_of(folder: Path) -> list[third.Score]:
+    """Of the finished fine-tunings below a folder, whose checkpoints are those of runs of the protocol."""
+    found = []
+    for run in fine_tunings([folder]).finished.values():
+        metric = run.record.metrics[0]
+        last = [entry[metric] for entry in run.record.scores if entry["split"] == "valid"][-1]
+        trial = Trial.parse("/".join(Path(run.record.pretrained).parts[-4:-1]))
+        values = run.score("valid", metric), last
+        found.append(third.Score(trial, run.record.task, run.record.lr, run.record.seed, *values))
+    return found
+
+
 @click.command("page", cls=options.QuietCommand)
 @click.option("--runs", type=options.FOLDER, help="The folder of `run`, whose finished runs are added.")
 @click.option("--data", type=options.FOLDER, help="The folder of data (default: what the weights of a run name).")
-def write_page(runs, data):
+@click.option("--finetuned", type=options.FOLDER, help="The folder of the sweeps of (d), whose scores are added.")
+def write_page(runs, data, finetuned):
     """Add finished runs to the tables, then write docs/evidence/delay.md and delay.csv from them."""
+    if finetuned:
+        third.add_scores(scores_of(finetuned))
     if runs:
         found = collect.collect(runs, data)
         found["training"] = [

@@ -157,3 +157,36 @@ def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path, monkey
     (row,) = (line for line in lines.splitlines() if line.startswith("| `tupe_a_from_1500` - `bert_a` |"))
     assert "-0.250 [-0.250, -0.250]" in row and row.endswith("| an offset that is no delay |") and "[-0.2" in row
     assert "| `bert_a_trained` - `bert_a` |" in lines
+
+
+def test_fine_tunings_are_compared_once_all_have_ended(tmp_path):
+    """Medians over five seeds, one of which is an outlier; TUPE-R gains 3, TUPE-A 1, 2 and 3 points."""
+    gains = {"bert_a": (0, 0, 0), "tupe_a": (1, 2, 3), "tupe_r": (3, 3, 3)}
+    new = [
+        third.Score(Trial("delay" if model == "bert_a" else "downstream", model, "mini", 5000, 1e-3, seed), task, 1e-4,
+                    run, 60.0 + seed + gain + (-50 if run == 1 else 0), 50.0)
+        for model, by_seed in gains.items() for seed, gain in enumerate(by_seed, 1)
+        for task in third.TASKS for run in range(1, 6)
+    ]  # fmt: skip
+    third.add_scores(new[:-1], tmp_path)
+    assert third.downstream(third.scores(tmp_path)) == []
+    third.add_scores(new[-2:], tmp_path)  # one that is known, and the last
+    assert set(third.scores(tmp_path)) == set(new)
+    text = "\n".join(third.downstream(third.scores(tmp_path)))
+    for task in (*third.TASKS, "average"):
+        (row,) = (line for line in text.splitlines() if line.startswith(f"| {task} | `tupe_a` |"))
+        assert "| 62.0, 64.0, 66.0 | 64.0 |" in row and row.endswith("| 2.0 [-0.5, 4.5] |")
+    assert "3.0 [3.0, 3.0]" in text
+
+
+def test_the_scores_of_a_sweep_are_those_of_its_pre_training(tmp_path):
+    folder = tmp_path / "evidence3/downstream/tupe_a/mini_5000_lr0.001_seed2"
+    run = record.Record(
+        task="RTE", architecture="tupe_a_mini", seed=4, lr=1e-4, splits=["valid"], pretrained=str(folder / "model.pt"),
+        pretrained_updates=5000, metrics=["accuracy"], started_at="now", state="finished",
+        scores=[{"split": "valid", "epoch": n, "accuracy": value, "best": n == 1} for n, value in ((1, 58.5), (2, 57))],
+    )  # fmt: skip
+    (tmp_path / "sweep/RTE").mkdir(parents=True)
+    run.save(tmp_path / "sweep/RTE")
+    (score,) = third_run.scores_of(tmp_path / "sweep")
+    assert score == (Trial("downstream", "tupe_a", "mini", 5000, 1e-3, 2), "RTE", 1e-4, 4, 58.5, 57)
