@@ -272,9 +272,10 @@ def table(found: list[Entry]) -> TextTable:
     rows, costs = [], step_costs()
     for entry in found:
         changes = [entry.change(n) for n in LENGTHS[1:]]
+        lead = interval(entry.delays or [None], 0), interval(entry.offsets or [None])
         rows.append([
-            entry.name, str(len(entry.rows)), f"{entry.rate:g}", span(entry.exits), interval(entry.delays or [None], 0),
-            interval(entry.offsets or [None]), interval(entry.losses), f"{100 * entry.order:.0f}",
+            entry.name, str(len(entry.rows)), f"{entry.rate:g}", span(entry.exits),
+            *(("0", "0") if entry.encoding == "rope" else lead), interval(entry.losses), f"{100 * entry.order:.0f}",
             *("refused" if change is None else f"{change:+.2f}" for change in changes),
             f"{int(entry.rows[0]['parameters']):,}", number(costs.get(entry.encoding), 2),
         ])  # fmt: skip
@@ -326,7 +327,7 @@ def predictions(found: list[Entry]) -> TextTable:
     leaving = sorted((one for one in ten.values() if one.exit < math.inf), key=lambda one: one.exit)
     rope, tupe, absolute, sinusoidal = (ten[name] for name in ("rope", "tupe_r", "absolute", "sinusoidal"))
     correlation = spearmanr([one.exit for one in ten.values()], [one.loss for one in ten.values()]).statistic
-    early = [one for one in leaving if one.exit < 1500 and one.offset is not None]
+    early = [one for one in leaving if one.exit < 1500 and one.offset is not None and one != rope]
     furthest = max(early, key=lambda one: one.offset)
 
     def exits(ones):
