@@ -234,12 +234,15 @@ def lines(
     limits: tuple[float, float],
 ) -> tuple[Figure, Axes]:  # fmt: skip
     """(figure, axes) with a line for each entry. values: [seeds, xs] of an entry; limits: of the y axis. A line that
-    leaves the picture has its name at the top."""
+    leaves the picture has its name at the top. Of the grey lines, one that ends below all others has its name, too."""
     figure, axis = plotting.curves(height=4.6)
     ends = []
+    lowest = min(found, key=lambda entry: values(entry).mean(axis=0)[-1])
     for entry in found:
         of_seeds = values(entry)
         mean = of_seeds.mean(axis=0)
+        if entry.encoding not in TEN and entry == lowest:
+            ends.append((mean[-1], entry.encoding, "#707070"))
         if entry.encoding not in TEN:
             axis.plot(xs, mean, color="#c8c8c8", linewidth=0.7, zorder=1)
             continue
