@@ -355,15 +355,14 @@ RESULTS = """## Results
 
 ![training loss by updates of all encodings](figures/discovery.png)
 
-Each line is the mean of an encoding's seeds, at the better of its two rates; the band spans the seeds, and a grey line
-is a single run. `python -m lab discovered` writes this from [the tables](evidence/discovery/runs.csv), which name
-commit, machine and date of every run. [A CSV](evidence/discovery/encodings.csv) has the means of this table. A step is
-timed [at base size with 512 tokens on a CPU](benchmarks.md#encodings), over one without positions. A rate that is
-constant and twice as high costs something at the end, so an offset between different rates contains that, too.
+Each line is the mean of an encoding's seeds, and the band spans them. The ten ran at two rates, of which the better
+one counts; the others are grey, most of them single runs. `python -m lab discovered` writes this from [the
+tables](evidence/discovery/runs.csv), which name commit, machine and date of every run. [A
+CSV](evidence/discovery/encodings.csv) has the means of this table. A step is timed [at base size with 512 tokens on a
+CPU](benchmarks.md#encodings), over one without positions. A rate that is constant and twice as high costs something
+at the end, so an offset between different rates contains that, too.
 
-{table}
-{missing}
-
+{table}{missing}
 ### By need
 
 A star marks a single run. Neighbours in a row may change places with other seeds, and steps vary by 10 %.
@@ -386,7 +385,7 @@ PREDICTED = """
 def results(found: list[Entry]) -> str:
     there = {entry.encoding for entry in found}
     missing = [f"`{name}`" for name in (*TEN, *others()) if name not in there]
-    text = f"Have not run yet: {', '.join(missing)}." if missing else ""
+    text = f"\nHave not run yet: {', '.join(missing)}.\n" if missing else ""
     page = RESULTS.format(table=table(found).markdown(), missing=text, needs=needs(found).markdown())
     if complete():
         page += PREDICTED.format(predictions=predictions(found).markdown())
