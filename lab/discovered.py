@@ -359,8 +359,9 @@ Each line is the mean of an encoding's seeds, and the band spans them. The ten r
 one counts; the others are grey, most of them single runs. `python -m lab discovered` writes this from [the
 tables](evidence/discovery/runs.csv), which name commit, machine and date of every run. [A
 CSV](evidence/discovery/encodings.csv) has the means of this table. A step is timed [at base size with 512 tokens on a
-CPU](benchmarks.md#encodings), over one without positions. A rate that is constant and twice as high costs something
-at the end, so an offset between different rates contains that, too.
+CPU](benchmarks.md#encodings), over one without positions; on a GPU only TUPE-R's was, [11 to 41 %
+longer](benchmarks.md). A rate that is constant and twice as high costs something at the end, so an offset between
+different rates contains that, too.
 
 {table}{missing}
 ### By need
