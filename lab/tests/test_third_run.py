@@ -1,5 +1,6 @@
 """The third protocol's runs: trunks at a constant rate, branches with a cool-down, and what is written of them."""
 
+import csv
 import itertools
 import json
 import math
@@ -11,7 +12,8 @@ from click.testing import CliRunner
 from evidence_runs import write_run
 
 from lab import collect, delay, third, third_run
-from lab.known import TABLES, Runs
+from lab.estimates import first_below
+from lab.known import FIRST, TABLES, Runs
 from lab.plan import HERE, LATER, Trial, final_losses, trials
 from tupe.evaluate.loading import load_model
 from tupe.run import record
@@ -119,8 +121,7 @@ def test_an_evaluation_has_the_loss_of_each_document(pretrained, vocabulary, mon
 
 
 def test_sections_are_written_once_all_runs_of_a_stage_have_ended(tmp_path):
-    """(b) and (c), beside the committed runs of the second protocol; (a) waits for a delayed model, which the plan does
-    not have yet."""
+    """(b) and (c), beside the committed runs of the second protocol."""
     known = {name: [row for row in rows if not row["run"].startswith("tiny_same_rate")]
              for name, rows in collect.read(TABLES).items()}  # fmt: skip
     for stage in ("drift", "tiny_same_rate"):
@@ -137,9 +138,8 @@ def test_sections_are_written_once_all_runs_of_a_stage_have_ended(tmp_path):
     assert len([line for line in lines.splitlines() if line.endswith(" |") and "`tupe_" in line]) == 3
 
 
-def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path, monkeypatch):
+def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path):
     """A delayed model that leaves as late as BERT-A and ends a quarter bit below it."""
-    monkeypatch.setitem(LATER["stages"]["delay"]["rates"], "tupe_a_from_1500", [1e-3])
     planned = trials("delay", {}, LATER)
     assert len(planned) == 9
     for trial in planned:
@@ -154,7 +154,7 @@ def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path, monkey
     collect.write(tables, tmp_path / "tables")
     runs = Runs(tmp_path / "tables")
     lines = "\n".join(third.outcomes(runs, delay.leads(runs)))
-    (row,) = (line for line in lines.splitlines() if line.startswith("| `tupe_a_from_1500` - `bert_a` |"))
+    (row,) = (line for line in lines.splitlines() if line.startswith("| `tupe_a_from_1850` - `bert_a` |"))
     assert "-0.250 [-0.250, -0.250]" in row and row.endswith("| an offset that is no delay |") and "[-0.2" in row
     assert "| `bert_a_trained` - `bert_a` |" in lines
 
@@ -190,3 +190,21 @@ def test_the_scores_of_a_sweep_are_those_of_its_pre_training(tmp_path):
     run.save(tmp_path / "sweep/RTE")
     (score,) = third_run.scores_of(tmp_path / "sweep")
     assert score == (Trial("downstream", "tupe_a", "mini", 5000, 1e-3, 2), "RTE", 1e-4, 4, 58.5, 57)
+
+
+def test_the_pilot_chose_the_delayed_model():
+    """By the protocol's rule: a straight line through both exits, at the exit of BERT-A, rounded to 50."""
+    curves = {}
+    for row in csv.DictReader((TABLES / "delay_pilot.csv").open(encoding="utf-8")):
+        updates, losses = curves.setdefault(Trial.parse(row["run"]).model, ([], []))
+        updates.append(int(row["updates"]))
+        losses.append(float(row["loss"]))
+    runs = Runs()
+    early, late = (first_below(*curves[f"tupe_a_from_{n}"], runs.threshold) for n in (1200, 1500))
+    (bert,) = (
+        lead.exit for lead in delay.leads(runs) if str(lead.run) == "mini_rates/bert_a/mini_5000_lr0.001_seed101"
+    )
+    chosen = 1200 + 300 * (bert - early) / (late - early)
+    page = (FIRST.parent / "third-protocol.md").read_text(encoding="utf-8")
+    assert f"they left at {early:,.0f} and {late:,.0f}" in page and f"{bert:,.0f} at {chosen:,.0f}" in page
+    assert f"tupe_a_from_{50 * round(chosen / 50)}" in LATER["stages"]["delay"]["rates"]
