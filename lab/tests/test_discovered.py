@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import math
 
 import numpy as np
 import pytest
@@ -89,3 +90,20 @@ def test_runs_of_the_committed_tables_are_over(tables, tmp_path):
     assert Run("rope", 0.001, 3) not in left and Run("rope", 0.002, 3) in left and len(left) == 60 - 8
     named = discover.planned(tmp_path / "fresh", ["fire"])
     assert len(named) == 6 and [run for run, loss in named.items() if loss] == [Run("fire", 0.001, 1)]
+
+
+def test_the_pages_first_words_are_those_of_the_tables(monkeypatch):
+    """The summary of docs/discovery.md, and what README says for those who cannot see the picture."""
+    monkeypatch.setattr(discover, "TABLES", discovered.DOCS / "evidence" / "discovery")
+    of = {entry.encoding: entry for entry in discovered.entries() if entry.encoding in discover.TEN}
+    early = [of[name] for name in ("deberta", "rope", "shaw", "tupe_r", "tupe_a", "t5")]
+    assert all(400 <= one.exit <= 900 for one in early)
+    offsets = [one.offset for one in early]
+    assert max(offsets) - min(offsets) < 0.1 and min(of["sinusoidal"].exit, of["alibi"].exit) > 2400
+    tens = {name: f"{10 * round(entry.exit / 10):,}" for name, entry in of.items() if entry.exit < math.inf}
+    assert f"Absolute positions take {tens['absolute']} updates" in discovered.PAGE.read_text(encoding="utf-8")
+    said = (
+        f"after about {tens['deberta']} to {tens['tupe_a']} updates, T5 after {tens['t5']}, absolute positions after "
+        f"{tens['absolute']}, sinusoids after {tens['sinusoidal']}, ALiBi after {tens['alibi']}]"
+    )
+    assert said in (discovered.DOCS.parent / "README.md").read_text(encoding="utf-8")
