@@ -6,8 +6,6 @@ are as many updates past their exits. At a constant rate both can also be fitted
 BERT-A(u) = model(u - delay) + offset, which knows nothing of the exits.
 """
 
-import csv
-import io
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -160,17 +158,15 @@ COLUMNS = (
 
 def table_of_runs(found: list[Lead]) -> str:
     """docs/evidence/delay.csv."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for one in found:
         gaps = [number(one.gaps.get(n)) for n in AFTER]
         fitted = ["", "", "", ""]
         if one.fit:
             fitted = [f"{one.fit.delay}", number(one.fit.offset), number(one.fit.residual), number(one.fit.without)]
         cells = number(one.exit, 0), number(one.gain), number(one.delay, 0), *gaps, *fitted, number(one.drift, 4)
-        writer.writerow([str(one.run), one.schedule, *cells])
-    return text.getvalue()
+        rows.append([str(one.run), one.schedule, *cells])
+    return TextTable.plain(list(COLUMNS), rows).csv()
 
 
 def by_model(found: list[Lead]) -> dict[Trial, list[Lead]]:

@@ -241,10 +241,10 @@ def lines(
     for entry in found:
         of_seeds = values(entry)
         mean = of_seeds.mean(axis=0)
-        if entry.encoding not in TEN and entry == lowest:
-            ends.append((mean[-1], entry.encoding, "#707070"))
         if entry.encoding not in TEN:
             axis.plot(xs, mean, color="#c8c8c8", linewidth=0.7, zorder=1)
+            if entry == lowest:
+                ends.append((mean[-1], entry.encoding, "#707070"))
             continue
         index = list(TEN).index(entry.encoding)
         colour, dash = TEN_COLOURS[index], plotting.DASHES[index % 4]

@@ -4,7 +4,6 @@ each computed once all of its runs have ended."""
 from __future__ import annotations
 
 import csv
-import io
 import math
 import statistics
 from collections import defaultdict
@@ -172,7 +171,7 @@ def same_rate(runs: Runs, found: Sequence[Lead]) -> list[str]:
 def scores(tables: Path = TABLES) -> list[Score]:
     """Of the committed fine-tunings."""
     path = tables / "finetuned.csv"
-    rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))) if path.exists() else ()
+    rows = csv.DictReader(path.open(encoding="utf-8")) if path.exists() else ()
     return [
         Score(Trial.parse(row["run"]), row["task"], float(row["rate"]), int(row["seed"]), float(row["best"]),
               float(row["last"]))
@@ -183,12 +182,11 @@ def scores(tables: Path = TABLES) -> list[Score]:
 def add_scores(new: Iterable[Score], tables: Path = TABLES) -> None:
     """To the committed ones, of which they replace those of the same fine-tuning."""
     found = {one[:4]: one for one in [*scores(tables), *new]}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("run", *Score._fields[1:]))
-    for trial, task, rate, seed, *values in sorted(found.values(), key=lambda one: (str(one.trial), *one[1:])):
-        writer.writerow([str(trial), task, f"{rate:g}", seed, *(number(value, 2) for value in values)])
-    write_atomically(tables / "finetuned.csv", text.getvalue())
+    rows = [
+        [str(trial), task, f"{rate:g}", str(seed), *(number(value, 2) for value in values)]
+        for trial, task, rate, seed, *values in sorted(found.values(), key=lambda one: (str(one.trial), *one[1:]))
+    ]
+    write_atomically(tables / "finetuned.csv", TextTable.plain(["run", *Score._fields[1:]], rows).csv())
 
 
 def downstream(found: Sequence[Score]) -> list[str]:

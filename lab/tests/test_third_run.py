@@ -208,3 +208,15 @@ def test_the_pilot_chose_the_delayed_model():
     page = (FIRST.parent / "third-protocol.md").read_text(encoding="utf-8")
     assert f"they left at {early:,.0f} and {late:,.0f}" in page and f"{bert:,.0f} at {chosen:,.0f}" in page
     assert f"tupe_a_from_{50 * round(chosen / 50)}" in LATER["stages"]["delay"]["rates"]
+
+
+def test_the_pilot_chose_the_rate_of_fine_tuning():
+    """The one with the highest mean score of both released models on the four tasks."""
+    scores = {}
+    for row in csv.DictReader((TABLES / "finetuned_pilot.csv").open(encoding="utf-8")):
+        scores.setdefault(float(row["rate"]), {})[row["model"], row["task"]] = float(row["best"])
+    assert all(len(of) == 2 * len(third.TASKS) for of in scores.values())
+    means = {rate: np.mean([*of.values()]) for rate, of in sorted(scores.items())}
+    page = (FIRST.parent / "third-protocol.md").read_text(encoding="utf-8")
+    assert "means of {:.2f}, {:.2f} and {:.2f}".format(*means.values()) in page
+    assert max(means, key=means.get) == 2e-4 and "--grid lr=2e-4" in page
