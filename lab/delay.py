@@ -19,10 +19,13 @@ from tupe.common.tables import TextTable
 from . import third
 from .estimates import first_below, number, with_interval
 from .known import Runs
-from .plan import LATER, PLAN, Trial, cooldown_of
+from .plan import LATER, PLAN, THIRD, Trial, cooldown_of
 
 EVERY = 50  # updates between two points of a curve
 AFTER = (1000, 2000, 3000, 4000)  # updates after the exit, at which the gap is shown
+# The drift is that of the gap from the first to the last of these updates after the exit. A trunk may end earlier, but
+# not before the second.
+DRIFT = (500, 3000, third.LAST)
 SMOOTH, STEP = 10, 25  # points that are averaged; updates between tried delays
 SETTLED = 1000  # updates left out after the exit
 STAGES = ["controls", "main", "slower", "longer"]  # whose runs have a row
@@ -52,7 +55,7 @@ class Lead:
     delay: float | None = None
     gaps: dict[int, float] = field(default_factory=dict)  # {n: BERT-A's loss minus the run's, n after each one's exit}
     fit: "Fit | None" = None
-    drift: float | None = None  # of the gap, per 1,000 updates, from 500 updates after the exit to the end
+    drift: float | None = None  # of the gap, per 1,000 updates; see `DRIFT`
 
 
 class Fit(NamedTuple):
@@ -139,13 +142,21 @@ def lead(trial: Trial, curve: Curve, bert: Curve | None) -> Lead:
         return one
     one.delay = bert.exit - curve.exit
     end = min(bert.updates[-1] - bert.exit, curve.updates[-1] - curve.exit)
-    one.gaps = {n: at(bert, bert.exit + n) - at(curve, curve.exit + n) for n in AFTER if n <= end}
+    one.gaps = {n: at(bert, bert.exit + n) - at(curve, curve.exit + n) for n in (*AFTER, DRIFT[-1]) if n <= end}
     if curve.constant and bert.constant:
         one.fit = fit(bert, curve)
-        n = np.arange(500, end, EVERY)
-        gap = np.subtract(*(np.interp(c.exit + n, c.updates, c.losses) for c in (bert, curve)))
-        one.drift = float(np.polyfit(n / 1000, gap, 1)[0])
+        one.drift = drift(bert, curve, end)
     return one
+
+
+def drift(bert: Curve, model: Curve, end: float) -> float | None:
+    """The slope of the gap per 1,000 updates; see `DRIFT`. end: updates after the exit at which a trunk ends."""
+    first, least, last = DRIFT
+    if end < least:
+        return None
+    n = np.arange(first, min(last, end) // EVERY * EVERY + 1, EVERY)
+    gap = np.subtract(*(np.interp(curve.exit + n, curve.updates, curve.losses) for curve in (bert, model)))
+    return float(np.polyfit(n / 1000, gap, 1)[0])
 
 
 # ------------------------------------------------------------------------------------------------------------- as text
@@ -197,7 +208,7 @@ def constant_table(found: list[Lead]) -> TextTable:
     rows = []
     for trial, ones in by_model([one for one in found if one.schedule == "constant"]).items():
         fits = [one.fit for one in ones]
-        cells = [f"`{trial.model}`", trial.size, f"{trial.lr:g}", f"{len(ones)}", span(one.exit for one in ones)]
+        cells = [trial.stage, f"`{trial.model}`", f"{trial.lr:g}", f"{len(ones)}", span(one.exit for one in ones)]
         cells += [span(one.delay for one in ones)] if all(one.delay for one in ones) else [""]
         if all(fits):
             cells += [
@@ -206,7 +217,7 @@ def constant_table(found: list[Lead]) -> TextTable:
                 interval((one.drift for one in ones), 3),
             ]  # fmt: skip
         rows.append(cells + [""] * (11 - len(cells)))
-    header = ["model", "size", "rate", "seeds", "leaves the plateau at", "delay, by the exits", "delay, fitted",
+    header = ["stage", "model", "rate", "seeds", "leaves the plateau at", "delay, by the exits", "delay, fitted",
               "offset, fitted [95 %]", "residual", "without an offset", "drift per 1,000 [95 %]"]  # fmt: skip
     return TextTable.plain(header, rows, align="ll" + "r" * 9)
 
@@ -240,28 +251,31 @@ Bits per masked token.
 
 A model *leaves the plateau* at the update at which its training loss, averaged over 50 updates, falls below
 {threshold:.2f} bits. Its **delay** is the number of updates by which BERT-A of the same seed leaves later. Its
-**offset** is what it is ahead of BERT-A when both are as many updates past their own exits. All of this was noticed
-after the runs had ended: no verdict. [A third protocol](../third-protocol.md) tests it.
+**offset** is what it is ahead of BERT-A when both are as many updates past their own exits. Delay and offset were
+noticed after the runs of the first two experiments had ended, so their rows decide nothing.
+[A third protocol](../third-protocol.md) planned further ones, whose verdicts are [below](#the-third-protocol):
+{third}.
 
 ## At a constant rate
 
 Both can be read from the exits, and fitted without them: BERT-A(u) = model(u - delay) + offset, by least squares on
 means of {smooth} points, from {settled:,} updates after BERT-A's exit to the end of the trunk (6,400 updates).
 *Residual*: the standard deviation that the fit leaves; *without an offset*: what the best delay alone leaves. *Drift*:
-the slope of the gap at equal numbers of updates after the exits, from 500 updates on. A row is of all seeds that have
-run.
+the slope of the gap at equal numbers of updates after the exits, from {begin} to {last:,}, or to the end of a trunk
+that ends earlier. A row is of all seeds of a stage that have run. Stages called `tiny_` have tiny models, the others
+have mini ones.
 
 {constant}
-**At mini size, where both have one rate, a delay alone does not describe the curves; a delay and an offset do**, and
-the gap does not shrink as far as the runs go. **At tiny size the rates differ**: TUPE trained at twice BERT-A's
-constant rate, and a higher constant rate costs at the end. So these offsets are confounded with the rate, but for
-`absolute_0.06`.
+**In the mini models of `lasting`, where all have one rate, a delay alone does not describe the curves; a delay and an
+offset do**, and the gap does not shrink as far as those runs go. **In `tiny_lasting` the rates differ**: TUPE trained
+at twice BERT-A's constant rate, and a higher constant rate costs at the end. So its offsets are confounded with the
+rate, but for `absolute_0.06`. `tiny_same_rate` has TUPE-A at BERT-A's rate.
 
 ## With a decay
 
 Where the rate decays, a model that leaves late makes its updates after the exit at lower rates: with less noise, and
 with less progress. So the gaps are no clean offsets, and nothing is fitted. *Gap*: mean of {smooth} points that end
-there.
+there, BERT-A's minus the model's.
 
 {decay}
 **The offset is not one number for all rates.** Where the models of the stage `main` trained at 2e-3 and BERT-A at 1e-3,
@@ -277,7 +291,8 @@ def page(runs: Runs | None = None) -> tuple[str, str]:
     of_rates = ((one.run.lr, one.exit) for one in found if str(one.run).startswith("mini_rates/bert_a/"))
     rates = ", ".join(f"{exit:,.0f} ({lr:g})" for lr, exit in sorted(of_rates))
     text = PAGE.format(
-        threshold=runs.threshold, smooth=SMOOTH, settled=SETTLED,
+        threshold=runs.threshold, smooth=SMOOTH, settled=SETTLED, begin=DRIFT[0], last=DRIFT[-1],
+        third=", ".join(f"`{stage}`" for stage in THIRD),
         constant=constant_table(found).markdown(),
         decay=decay_table(found, {one.run.stage for one in found if one.schedule == "decay"}).markdown(),
         bert_rates=rates,

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from .delay import Lead
 
 MARGIN = 0.1  # bits, of equivalence
+LAST = 4400  # updates after the exit, up to which (b) looks at the gap
 STEADY = 0.02  # bits per 1,000 updates: the margin of equivalence of a drift
 DELAYED = "tupe_a_from_"  # how the delayed models of TUPE-A are called
 SEEDS_OF_DRIFT = (1, 2, 3, 4, 5)
-TASKS = ("RTE", "CoLA", "STS-B", "MRPC")  # of (d)
-FINETUNING_SEEDS = 5
+# Of (d): tasks, seeds and rate of the fine-tunings, and the stage whose runs of each model they start from.
+TASKS, FINETUNING_SEEDS, RATE = ("RTE", "CoLA", "STS-B", "MRPC"), (1, 2, 3, 4, 5), 2e-4
+MODELS = {"bert_a": "delay", "tupe_a": "downstream", "tupe_r": "downstream"}
 STAGES = LATER["stages"]
 
 
@@ -61,7 +63,8 @@ def tables_of_losses(runs: Runs) -> list[str]:
                 rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = cell
         done = sum(trial in runs.losses for trial in planned)
         lines.append(f"### {stage}: {STAGES[stage]['size']}, {precision(stage)}\n")
-        lines.append(f"{done} of {len(planned)} runs.\n")
+        stopped = "Both runs were stopped when they had left the plateau ([curves](second/delay_pilot.csv))."
+        lines.append(f"{stopped if stage == 'delay_pilot' else f'{done} of {len(planned)} runs.'}\n")
         if rows:
             header = ["model", "rate", "updates", *(f"seed {seed}" for seed in seeds)]
             cells = [[*key, *(row.get(seed, "–") for seed in seeds)] for key, row in rows.items()]
@@ -87,6 +90,12 @@ def verdict_of_delayed(one: Contrast) -> str:
     return "the delay is all" if same(one, MARGIN) else "not resolved"
 
 
+def missing(one: Contrast | None, seeds: Iterable[int]) -> str:
+    """Why there is no verdict, "" where every seed has a value."""
+    without = sorted(set(seeds) - set(one.differences if one else ()))
+    return f"not resolved: no value of seed {', '.join(map(str, without))}" if without else ""
+
+
 def by_document(runs: Runs, stage: str, model: str) -> estimates.Blocks:
     """{seed: (summed loss of each held-out document in bits, its masked tokens)} of a stage's runs."""
     found = {}
@@ -102,48 +111,61 @@ def by_document(runs: Runs, stage: str, model: str) -> estimates.Blocks:
 
 
 def intervention(runs: Runs, found: Sequence[Lead]) -> list[str]:
-    finals = runs.finals("delay")
-    delayed = [model for model in finals if model.startswith(DELAYED)]
-    if not delayed or not runs.is_complete("delay"):
+    if not runs.is_complete("delay"):
         return []
-    rows = []
-    for model in (*delayed, "bert_a_trained"):
-        one = paired(finals, model, "bert_a")
-        mine = [lead for lead in found if (lead.run.stage, lead.run.model) == ("delay", model)]
-        exits = ", ".join("never" if lead.exit is None else f"{lead.exit:,.0f}" for lead in mine)
-        after = ", ".join(number(-lead.gaps[2000]) if 2000 in lead.gaps else "–" for lead in mine)
+    seeds, finals = STAGES["delay"]["seeds"], runs.finals("delay")
+    of = {(lead.run.model, lead.run.seed): lead for lead in found if lead.run.stage == "delay"}
+
+    def exits(model: str) -> str:
+        leads = [of.get((model, seed)) for seed in seeds]  # None: it diverged
+        return ", ".join("–" if one is None else "never" if one.exit is None else f"{one.exit:,.0f}" for one in leads)
+
+    def after(model: str, n: int) -> str:
+        gaps = [of[model, seed].gaps.get(n) if (model, seed) in of else None for seed in seeds]
+        return ", ".join("–" if gap is None else number(-gap) for gap in gaps)
+
+    def drawn(model: str) -> str:
         _, (low, high) = estimates.bootstrap(*(by_document(runs, "delay", name) for name in (model, "bert_a")))
-        drawn = f"[{low:.3f}, {high:.3f}]"
-        cells = *shown_by_seed(one, STAGES["delay"]["seeds"]), drawn, exits, after
-        rows.append([f"`{model}` - `bert_a`", *cells, verdict_of_delayed(one) if model in delayed else ""])
-    header = ["difference of final losses", "by seed", "mean [95 % interval]", "seeds and documents", "exits",
-              "2,000 updates after the exits", "verdict"]  # fmt: skip
-    return ["### (a) The intervention\n", TextTable.plain(header, rows, align="llrrrrl").markdown()]
+        return f"[{low:.3f}, {high:.3f}]"
+
+    rows = [["`bert_a`", "", "", "", "", exits("bert_a"), ""]]
+    for model in STAGES["delay"]["rates"]:
+        if model == "bert_a":
+            continue
+        one = paired(finals, model, "bert_a")
+        cells = [*shown_by_seed(one, seeds), drawn(model)] if one else ["–"] * 3
+        verdict = missing(one, seeds) or verdict_of_delayed(one) if model.startswith(DELAYED) else ""
+        rows.append([f"`{model}` - `bert_a`", *cells, after(model, 2000), exits(model), verdict])
+    header = ["difference", "final losses, by seed", "mean [95 % t-interval]", "seeds and documents drawn anew [95 %]",
+              "2,000 updates after the exits, by seed", "leaves the plateau at, by seed", "verdict"]  # fmt: skip
+    return ["### (a) The intervention\n", TextTable.plain(header, rows, align="lrrrrrl").markdown()]
 
 
 def verdict_of_drift(one: Contrast, p: float, fresh: Sequence[int]) -> str:
     """(b). p: corrected; fresh: the seeds that were not known, which have to have the sign of the mean."""
     if p <= ALPHA and all(one.differences[seed] * one.mean > 0 for seed in fresh):
         return "the offset shrinks" if one.mean < 0 else "the offset grows"
-    return "the offset stays" if same(one, STEADY) else "not resolved"
+    return f"the offset stays, up to {LAST:,} updates after the exit" if same(one, STEADY) else "not resolved"
 
 
 def drift(runs: Runs, found: Sequence[Lead]) -> list[str]:
     if not runs.is_complete("drift"):
         return []
-    zero, of = dict.fromkeys(SEEDS_OF_DRIFT, 0.0), {}
-    for model in ("tupe_a", "tupe_r"):
-        slopes = {
-            lead.run.seed: lead.drift for lead in found
-            if lead.run.stage in ("lasting", "drift") and lead.run.model == model and lead.drift is not None
-        }  # fmt: skip
-        of[model] = contrast(slopes, zero)
+    of = {model: {} for model in ("tupe_a", "tupe_r")}  # {model: {seed: its lead}}
+    for lead in found:
+        if lead.run.stage in ("lasting", "drift") and lead.run.model in of:
+            of[lead.run.model][lead.run.seed] = lead
+    drifts = [{seed: lead.drift for seed, lead in leads.items() if lead.drift is not None} for leads in of.values()]
+    ones = [contrast(slopes, dict.fromkeys(SEEDS_OF_DRIFT, 0.0)) for slopes in drifts]
     rows = []
-    for (model, one), p in zip(of.items(), holm([one.p for one in of.values()]), strict=True):
-        verdict = verdict_of_drift(one, p, STAGES["drift"]["seeds"])
-        rows.append([f"`{model}`", *shown_by_seed(one, SEEDS_OF_DRIFT), f"{p:.2g}", verdict])
-    header = ["model", "drift by seed, bits per 1,000 updates", "mean [95 % interval]", "p (Holm)", "verdict"]
-    return ["### (b) The drift\n", TextTable.plain(header, rows, align="llrrl").markdown()]
+    for (model, leads), one, p in zip(of.items(), ones, holm([one.p for one in ones]), strict=True):
+        verdict = missing(one, SEEDS_OF_DRIFT) or verdict_of_drift(one, p, STAGES["drift"]["seeds"])
+        gaps = [leads[seed].gaps.get(LAST) if seed in leads else None for seed in SEEDS_OF_DRIFT]
+        last = ", ".join("–" if gap is None else number(gap) for gap in gaps)
+        rows.append([f"`{model}`", *shown_by_seed(one, SEEDS_OF_DRIFT), f"{p:.2g}", verdict, last])
+    header = ["model", "drift by seed, bits per 1,000 updates", "mean [95 % interval]", "p (Holm)", "verdict",
+              f"`bert_a` - model, {LAST:,} updates after the exits, by seed"]  # fmt: skip
+    return ["### (b) The drift\n", TextTable.plain(header, rows, align="lrrrlr").markdown()]
 
 
 def verdict_of_rate(one: Contrast) -> str:
@@ -190,19 +212,25 @@ def add_scores(new: Iterable[Score], tables: Path = TABLES) -> None:
 
 
 def downstream(found: Sequence[Score]) -> list[str]:
-    """(d): medians over fine-tuning seeds, and differences from BERT-A paired by the pre-training seed."""
-    of = defaultdict(list)  # (model, pre-training seed, task) -> scores of the fine-tuning seeds
+    """(d): medians over fine-tuning seeds, and differences from BERT-A paired by the pre-training seed. A sentence that
+    says how many there are, until all are."""
+    of = defaultdict(dict)  # (model, pre-training seed, task) -> {fine-tuning seed: score}
+    planned = {(stage, model) for model, stage in MODELS.items()}
     for one in found:
-        of[one.trial.model, one.trial.seed, one.task].append(one.best)
-    models, seeds = ("bert_a", "tupe_a", "tupe_r"), STAGES["downstream"]["seeds"]
+        if (one.trial.stage, one.trial.model) in planned and one.rate == RATE and one.seed in FINETUNING_SEEDS:
+            of[one.trial.model, one.trial.seed, one.task][one.seed] = one.best
+    models, seeds = [*MODELS], STAGES["downstream"]["seeds"]
     wanted = [(model, seed, task) for model in models for seed in seeds for task in TASKS]
-    if any(len(of[key]) != FINETUNING_SEEDS for key in wanted):
-        return []
-    medians = {task: {m: {s: statistics.median(of[m, s, task]) for s in seeds} for m in models} for task in TASKS}
+    done, needed = sum(len(of[key]) for key in wanted), len(wanted) * len(FINETUNING_SEEDS)
+    lines = ["### (d) Downstream\n", f"{done} of {needed} fine-tunings.\n"]
+    if done < needed:
+        return lines
+    median = {key: statistics.median(scores.values()) for key, scores in of.items()}
+    medians = {task: {m: {s: median[m, s, task] for s in seeds} for m in models} for task in TASKS}
     medians["average"] = {m: {s: statistics.mean(medians[t][m][s] for t in TASKS) for s in seeds} for m in models}
 
     def spread(task: str, model: str) -> str:
-        return number(statistics.mean(statistics.stdev(of[model, seed, task]) for seed in seeds), 1)
+        return number(statistics.mean(statistics.stdev(of[model, seed, task].values()) for seed in seeds), 1)
 
     def of_seeds(values: Seeds) -> str:
         return ", ".join(number(values[seed], 1) for seed in seeds)
@@ -218,4 +246,4 @@ def downstream(found: Sequence[Score]) -> list[str]:
             ])  # fmt: skip
     header = ["task", "model", "median, by pre-training seed", "mean", "s.d. of fine-tuning seeds",
               "minus `bert_a` [95 %]"]  # fmt: skip
-    return ["### (d) Downstream\n", TextTable.plain(header, rows, align="llrrrr").markdown()]
+    return [*lines, TextTable.plain(header, rows, align="llrrrr").markdown()]

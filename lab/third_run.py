@@ -170,14 +170,21 @@ def whole_curve(trial: Trial, found: dict[str, list[dict]], output: Path) -> lis
 
 
 def scores_of(folder: Path) -> list[third.Score]:
-    """Of the finished fine-tunings below a folder, whose checkpoints are those of runs of the protocol."""
-    found = []
-    for run in fine_tunings([folder]).finished.values():
+    """Of the fine-tunings below a folder that have ended, whose checkpoints are those of runs of the protocol. One that
+    diverged has a score of 0."""
+    collection, found = fine_tunings([folder]), []
+
+    def add(run: record.Record, best: float, last: float) -> None:
+        trial = Trial.parse("/".join(Path(run.pretrained).parts[-4:-1]))
+        found.append(third.Score(trial, run.task, run.lr, run.seed, best, last))
+
+    for run in collection.finished.values():
         metric = run.record.metrics[0]
         last = [entry[metric] for entry in run.record.scores if entry["split"] == "valid"][-1]
-        trial = Trial.parse("/".join(Path(run.record.pretrained).parts[-4:-1]))
-        values = run.score("valid", metric), last
-        found.append(third.Score(trial, run.record.task, run.record.lr, run.record.seed, *values))
+        add(run.record, run.score("valid", metric), last)
+    for failed, reason in collection.failed:
+        if reason.startswith(record.DIVERGENCE):
+            add(record.read(failed), 0.0, 0.0)
     return found
 
 

@@ -81,7 +81,7 @@ def test_words_of_the_intervention(values, word):
 @pytest.mark.parametrize(
     ("values", "p", "word"),
     [
-        ([0.001, 0.007, 0.0, -0.003, 0.002], 0.4, "the offset stays"),
+        ([0.001, 0.007, 0.0, -0.003, 0.002], 0.4, "the offset stays, up to 4,400 updates after the exit"),
         ([-0.05, -0.06, -0.05, -0.04, -0.05], 0.001, "the offset shrinks"),
         ([0.05, 0.06, 0.05, 0.04, 0.05], 0.001, "the offset grows"),
         ([-0.05, -0.06, -0.05, -0.04, 0.001], 0.03, "not resolved"),  # a fresh seed has the other sign

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from evidence_runs import write_run
+from scipy import stats
 
 from lab import collect, delay, third, third_run
-from lab.estimates import first_below
+from lab.estimates import first_below, with_interval
 from lab.known import FIRST, TABLES, Runs
 from lab.plan import HERE, LATER, Trial, final_losses, trials
 from tupe.evaluate.loading import load_model
@@ -120,31 +121,66 @@ def test_an_evaluation_has_the_loss_of_each_document(pretrained, vocabulary, mon
     assert third_run.documents_at(sizes, np.array([0, 5, 9, 10, 13, 14, 15])).tolist() == [0, 0, 0, 1, 1, 2, 3]
 
 
+def row_of(lines, *cells):
+    """The cells of the one row of a table that begins so."""
+    (line,) = (line for line in lines.splitlines() if line.startswith(f"| {' | '.join(cells)} |"))
+    return line.strip("| ").split(" | ")
+
+
 def test_sections_are_written_once_all_runs_of_a_stage_have_ended(tmp_path):
     """(b) and (c), beside the committed runs of the second protocol."""
     known = {name: [row for row in rows if not row["run"].startswith("tiny_same_rate")]
              for name, rows in collect.read(TABLES).items()}  # fmt: skip
+    ends = {"bert_a": 5.5, "tupe_a": 5.0, "tupe_r": 3.0}  # the lead of TUPE-R grows in the fresh seeds alone
     for stage in ("drift", "tiny_same_rate"):
-        plan = LATER["stages"][stage]
-        for trial in trials(stage, {}, LATER):
-            bits = 5.0 + 0.5 * (trial.model == "bert_a") + 0.01 * trial.seed
-            write_run(tmp_path / "out", trial, bits, exit=2000 if trial.model == "bert_a" else 800, plateau=9)
+        planned = trials(stage, {}, LATER)
+        for trial in planned:
+            bits = ends[trial.model] + 0.01 * trial.seed**2
+            write_run(tmp_path / "out", trial, bits, exit=1800 if trial.model == "bert_a" else 400, plateau=8.25)
         collect.write(collect.merge(known, collect.collect(tmp_path / "out")), tmp_path / "tables")
         runs = Runs(tmp_path / "tables")
         lines = "\n".join(third.outcomes(runs, delay.leads(runs)))
         assert ("### (b) The drift" in lines) and ("### (c) Tiny" in lines) == (stage == "tiny_same_rate")
-        assert f"{len(trials(stage, {}, LATER))} of {len(trials(stage, {}, LATER))} runs." in lines
-        assert plan["size"] in lines and "### (a)" not in lines
-    assert len([line for line in lines.splitlines() if line.endswith(" |") and "`tupe_" in line]) == 3
+        assert f"{len(planned)} of {len(planned)} runs." in lines and "### (a)" not in lines
+    row_of(lines, "`bert_a` - `tupe_a`")
+    by_model = {}
+    for model in ("tupe_a", "tupe_r"):
+        slopes = [one.drift for one in delay.leads() if (one.run.stage, one.run.model) == ("lasting", model)]
+        for seed in (4, 5):  # straight lines from the plateau to the end at 8,000, whose gap has this slope
+            end = {name: bits + 0.01 * seed**2 for name, bits in ends.items()}
+            slopes.append(1000 * ((8.25 - end[model]) / 7600 - (8.25 - end["bert_a"]) / 6200))
+        by_model[model] = slopes
+    ps = {model: stats.ttest_1samp(slopes, 0).pvalue for model, slopes in by_model.items()}
+    adjusted = {model: min(1, p if p == max(ps.values()) else 2 * p) for model, p in ps.items()}
+    for model, slopes in by_model.items():
+        _, shown, mean, p, verdict, gaps = row_of(lines, f"`{model}`")
+        assert [float(part) for part in shown.split(", ")] == pytest.approx(slopes, abs=2e-3)
+        low, high = stats.t.interval(0.95, 4, np.mean(slopes), stats.sem(slopes))
+        numbers = [float(part.strip("[],")) for part in mean.split()]
+        assert numbers == pytest.approx([np.mean(slopes), low, high], abs=2e-3)
+        assert float(p) == pytest.approx(max(adjusted[model], min(adjusted.values())), rel=0.1)
+        assert verdict.startswith("the offset stays, up to 4,400" if model == "tupe_a" else "not resolved")
+        assert "–" not in gaps and len(gaps.split(", ")) == 5
 
 
-def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path):
-    """A delayed model that leaves as late as BERT-A and ends a quarter bit below it."""
+def test_the_known_seeds_drift_as_the_protocol_says():
+    page = " ".join((FIRST.parent / "third-protocol.md").read_text(encoding="utf-8").split())
+    for model in ("tupe_a", "tupe_r"):
+        drifts = [one.drift for one in delay.leads() if (one.run.stage, one.run.model) == ("lasting", model)]
+        assert f"{with_interval(drifts)} for {model.upper().replace('_', '-')}" in page
+
+
+def of_intervention(tmp_path, diverges=None):
+    """(a)'s section after runs whose final losses differ by model and seed; one of them may diverge."""
+    for trial in trials("delay", {}, LATER):
+        bits = 5.0 + 0.01 * trial.seed**2
+        if trial.model != "bert_a":
+            bits -= 0.02 * trial.seed + (0.25 if trial.model.startswith("tupe") else 0.5)
+        exit = 900 if trial.model == "bert_a_trained" else 2000
+        state = "failed" if (trial.model, trial.seed) == diverges else "finished"
+        write_run(tmp_path / "out", trial, bits, exit=exit, plateau=9, state=state)
     planned = trials("delay", {}, LATER)
     assert len(planned) == 9
-    for trial in planned:
-        bits = 5.0 + 0.01 * trial.seed**2 - 0.25 * trial.model.startswith("tupe")
-        write_run(tmp_path / "out", trial, bits, exit=900 if trial.model == "bert_a_trained" else 2000, plateau=9)
     tables = collect.merge(collect.read(TABLES), collect.collect(tmp_path / "out"))
     for trial, part in itertools.product(planned, range(20)):  # by document
         nats = 3.5 - 0.17 * trial.model.startswith("tupe") + 0.01 * part
@@ -153,25 +189,53 @@ def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path):
             tables["measures"].append(row)
     collect.write(tables, tmp_path / "tables")
     runs = Runs(tmp_path / "tables")
-    lines = "\n".join(third.outcomes(runs, delay.leads(runs)))
-    (row,) = (line for line in lines.splitlines() if line.startswith("| `tupe_a_from_1850` - `bert_a` |"))
-    assert "-0.250 [-0.250, -0.250]" in row and row.endswith("| an offset that is no delay |") and "[-0.2" in row
-    assert "| `bert_a_trained` - `bert_a` |" in lines
+    return "\n".join(third.intervention(runs, delay.leads(runs))), runs.threshold
+
+
+def test_the_intervention_is_read_once_all_nine_runs_have_ended(tmp_path):
+    """A delayed model that leaves as late as BERT-A and ends a quarter bit below it."""
+    lines, threshold = of_intervention(tmp_path)
+    differences = [-0.27, -0.29, -0.31]
+    low, high = stats.t.interval(0.95, 2, np.mean(differences), stats.sem(differences))
+    _, by_seed, mean, drawn, after, exits, verdict = row_of(lines, "`tupe_a_from_1850` - `bert_a`")
+    assert [float(value) for value in by_seed.split(", ")] == pytest.approx(differences)
+    assert mean == f"-0.290 [{low:.3f}, {high:.3f}]" and verdict == "an offset that is no delay"
+    assert drawn == f"[{-0.17 / math.log(2):.3f}, {-0.17 / math.log(2):.3f}]"  # the same in every document
+
+    def line(end, begin):  # of the curve: (where it is at the threshold, its mean 2,000 updates later)
+        slope = (9 - end) / (5000 - begin)
+        exit = begin + (9 - threshold) / slope
+        return exit, threshold - slope * (2000 - 225)  # ten points, 50 apart
+
+    both = [(line(5 + 0.01 * s**2, 2000), line(5 + 0.01 * s**2 + d, 2000)) for s, d in enumerate(differences, 1)]
+    assert exits == ", ".join(f"{model[0]:,.0f}" for _, model in both)
+    assert row_of(lines, "`bert_a`")[-2] == ", ".join(f"{bert[0]:,.0f}" for bert, _ in both)
+    assert [float(x) for x in after.split(", ")] == pytest.approx([m[1] - b[1] for b, m in both], abs=3e-3)
+    row_of(lines, "`bert_a_trained` - `bert_a`")
+
+
+def test_there_is_no_verdict_without_a_seed(tmp_path):
+    lines, _ = of_intervention(tmp_path, diverges=("tupe_a_from_1850", 2))
+    row = row_of(lines, "`tupe_a_from_1850` - `bert_a`")
+    assert row[1] == "-0.270, –, -0.310" and row[-1] == "not resolved: no value of seed 2"
+    assert row[4].split(", ")[1] == row[5].split(", ")[1] == "–"
 
 
 def test_fine_tunings_are_compared_once_all_have_ended(tmp_path):
     """Medians over five seeds, one of which is an outlier; TUPE-R gains 3, TUPE-A 1, 2 and 3 points."""
     gains = {"bert_a": (0, 0, 0), "tupe_a": (1, 2, 3), "tupe_r": (3, 3, 3)}
     new = [
-        third.Score(Trial("delay" if model == "bert_a" else "downstream", model, "mini", 5000, 1e-3, seed), task, 1e-4,
+        third.Score(Trial("delay" if model == "bert_a" else "downstream", model, "mini", 5000, 1e-3, seed), task, 2e-4,
                     run, 60.0 + seed + gain + (-50 if run == 1 else 0), 50.0)
         for model, by_seed in gains.items() for seed, gain in enumerate(by_seed, 1)
         for task in third.TASKS for run in range(1, 6)
     ]  # fmt: skip
-    third.add_scores(new[:-1], tmp_path)
-    assert third.downstream(third.scores(tmp_path)) == []
+    other = [new[-1]._replace(**change) for change in
+             ({"rate": 1e-4}, {"seed": 6}, {"trial": replace(new[-1].trial, stage="delay")})]  # fmt: skip
+    third.add_scores([*new[:-1], *other], tmp_path)
+    assert third.downstream(third.scores(tmp_path)) == ["### (d) Downstream\n", "179 of 180 fine-tunings.\n"]
     third.add_scores(new[-2:], tmp_path)  # one that is known, and the last
-    assert set(third.scores(tmp_path)) == set(new)
+    assert set(third.scores(tmp_path)) == {*new, *other}
     text = "\n".join(third.downstream(third.scores(tmp_path)))
     for task in (*third.TASKS, "average"):
         (row,) = (line for line in text.splitlines() if line.startswith(f"| {task} | `tupe_a` |"))
@@ -188,8 +252,15 @@ def test_the_scores_of_a_sweep_are_those_of_its_pre_training(tmp_path):
     )  # fmt: skip
     (tmp_path / "sweep/RTE").mkdir(parents=True)
     run.save(tmp_path / "sweep/RTE")
-    (score,) = third_run.scores_of(tmp_path / "sweep")
-    assert score == (Trial("downstream", "tupe_a", "mini", 5000, 1e-3, 2), "RTE", 1e-4, 4, 58.5, 57)
+    (tmp_path / "sweep/CoLA").mkdir()
+    run.task, run.scores, run.state = "CoLA", [], "failed"
+    run.failure = {"reason": f"{record.DIVERGENCE}: nan", "status": record.DIVERGED}
+    run.save(tmp_path / "sweep/CoLA")
+    trial = Trial("downstream", "tupe_a", "mini", 5000, 1e-3, 2)
+    assert third_run.scores_of(tmp_path / "sweep") == [
+        (trial, "RTE", 1e-4, 4, 58.5, 57),
+        (trial, "CoLA", 1e-4, 4, 0, 0),
+    ]
 
 
 def test_the_pilot_chose_the_delayed_model():
