@@ -15,7 +15,6 @@ while [ $# -gt 0 ]; do
     --updates) updates=${2:?quickstart.sh: --updates needs a number}; shift 2
       [[ $updates =~ ^[1-9][0-9]*$ ]] || { echo "quickstart.sh: --updates '$updates'; valid: a whole number from 1 on" >&2; exit 2; } ;;
     --engine) engine=${2:-}; shift; [ $# -eq 0 ] || shift
-      [ "$engine" != transformers ] || engine=torch  # its former name
       [[ $engine =~ ^(fairseq|torch)$ ]] || { echo "quickstart.sh: --engine '$engine'; valid: fairseq, torch" >&2; exit 2; } ;;
     *) echo "quickstart.sh: unknown argument '$1'; usage: quickstart.sh [--output FOLDER] [--updates N] [--engine ENGINE]" >&2; exit 2 ;;
   esac

@@ -50,12 +50,14 @@ OF_NAMES = [
     (r"^FOLDER(_OF_TEXT)?$", "text"),
     (r"^(raw(/\w+)?|wiki\.xml\.bz2|enwiki-\*\.bz2|books.*|stubs.*|eltec.*|wiki.*|speeches|reviews(.jsonl)?)$", "text"),
     (r"^(GLUE_FOLDER|GLUE)$", "official/glue"),
-    (r"^(PRETRAINING_DATA|DATA|data8k|data|babylm/data|outputs/quickstart/data)$", "data"),
-    (r"^((BERT-A)=)?(\$bert|runs/bert_a/\S*\.pt)$", r"\1bert_a/checkpoint_last.pt"),
-    (r"^((T5|ALiBi)=|(?=runs/tied/))(runs/\S*\.pt)$", r"\1t5/checkpoint_last.pt"),
-    (r"^((TUPE-.)=)?(\$tupe|CHECKPOINT|FILE|runs/mine|runs/sentences|runs/distance|checkpoint\.pt|(evidence|RUN|runs|outputs)/\S*\.pt)$",
-     r"\1tupe_r/checkpoint_last.pt"),
-    (r"^((BERT-A|TUPE-R)=)?(runs/bert_a|runs/tupe_r|runs/babylm\S*|RUN|swapped|stretched)$", r"\1bert_a"),
+    (r"^(PRETRAINING_DATA|DATA|data8k|data32k|data|babylm/data|outputs/quickstart/data)$", "data"),
+    (r"^((BERT-A)=)?(\$bert|runs/bert_a)$", r"\1bert_a"),
+    (r"^((TUPE-.)=)?(\$tupe|runs/tupe_[ar])$", r"\1tupe_r"),
+    (r"^((T5|ALiBi)=)(runs/\w+)$", r"\1t5"),
+    (r"^runs/tied/\S*\.pt$", "t5/checkpoint_last.pt"),
+    (r"^(CHECKPOINT|FILE|runs/mine|runs/sentences|runs/distance|checkpoint\.pt|(evidence|RUN|runs|outputs)/\S*\.pt)$",
+     "tupe_r/checkpoint_last.pt"),
+    (r"^((BERT-A|TUPE-R)=)?(runs/babylm\S*|RUN|swapped|stretched)$", r"\1bert_a"),
     (r"^(OUT|hf)$", "hf"),
     (r"^BLiMP$", "pairs.jsonl"),
     (r"^dict\.txt$", "data/dict.txt"),
@@ -165,7 +167,8 @@ def test_a_command_runs(program, words, folder, tmp_path):
         short = f"--cpu {SHORT} --save-dir={tmp_path} --total-num-update=2 --warmup-updates=1"
         run(script(program), *(word for word in words if word != "--fp16"), *short.split(), cwd=folder)
     else:
-        words = [word.replace("$PWD/runs/x", str(tmp_path)).replace("$PWD", str(folder)) for word in words]
+        for name, path in {"$PWD/runs/x": tmp_path, "$PWD/data32k": folder / "data", "$PWD": folder}.items():
+            words = [word.replace(name, str(path)) for word in words]
         words[words.index("configs")] = str(ROOT / "configs")
         short = {
             "common.fp16": "false", "common.cpu": "true", "dataset.num_workers": 0, "task.tokens_per_sample": 20,

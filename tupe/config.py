@@ -16,7 +16,6 @@ from .names import did_you_mean
 
 PRETRAIN, FINETUNE = "pretrain", "finetune"
 BOTH = (PRETRAIN, FINETUNE)
-TORCH = ("torch", "transformers")  # what the second engine is called, now and formerly
 SEEDS = 2**32 - 1  # numpy's
 MANY = 10**9
 COUNT, UPDATES, SHARE, RATE = (1, MANY), (0, MANY), (0.0, 1.0), (0.0, 100.0)

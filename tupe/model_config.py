@@ -150,6 +150,14 @@ class ModelConfig:
         return {name: self.resolve(name) for name, word in berts.items() if self.resolve(name) != word}
 
 
+def check_blocks(length: int, positions: int, places: str) -> None:
+    """Raise ValueError if a model with so many positions cannot be trained on blocks of so many tokens."""
+    if length > positions:
+        raise ValueError(f"sequences of {length} tokens: the model has {positions} positions")
+    if length == positions and places != "consecutive":
+        raise ValueError(f"places={places} draws among max_positions={positions}: blocks have to be shorter")
+
+
 def names_in(host: str) -> dict[str, str]:
     """{option of `ModelConfig`: its name in the host}; host: "fairseq" or "hugging_face"."""
     names = {f.name: f.metadata[host] for f in fields(ModelConfig)}

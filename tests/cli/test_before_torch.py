@@ -41,7 +41,7 @@ PRETRAIN = "pretrain --recipe=pretrain_small --data={}/data "
 MISTAKES = {  # words, with the folder in place of {} -> what is said
     PRETRAIN + "--max-updat=5": "unknown option --max-updat; did you mean '--max-update'?",
     PRETRAIN + "--engine=torch --arhc tupe_r": "unknown option --arhc; did you mean '--arch'?",
-    PRETRAIN + "--engine=transformers --precison": "unknown option --precison; did you mean '--precision'?",
+    PRETRAIN + "--engine=torch --precison": "unknown option --precison; did you mean '--precision'?",
     PRETRAIN + "--learning-rate 1e-4": "unknown option --learning-rate; did you mean '--lr'?",
     PRETRAIN + "--rel-pos": "unknown option --rel-pos; did you mean '--arch tupe_r'?",
     PRETRAIN + "--engine=pytorch": "'pytorch' is not known; did you mean 'torch'?",

@@ -75,6 +75,7 @@ def test_only_line_feeds_end_a_row(tmp_path):
         ("RTE", b"\t".join(b"%d" % n for n in range(100_000)), "(100000 in all)"),
         ("CoLA", b"gj04\t" + b"1" * 100_000 + b"\t\tfine .\n", "line 1: unknown label '1111"),
         ("CoLA", b"", "has no row"),
+        ("CoLA", b"gj04\t-\t\tfine .\n", "no row has a label"),
         ("SST-2", b"", "it is empty"),
         ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "5.2\n").encode(), "line 2: unknown score '5.2'"),
         ("STS-B", (HEADERS["STS-B"] + "\n" + ROWS["STS-B"][0][:-5] + "1_0\n").encode(), "line 2: unknown score '1_0'"),

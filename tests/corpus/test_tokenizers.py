@@ -7,6 +7,7 @@ from corpus.test_engine import ONE, run, sentences, write_text
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tupe.common.prepared import tokenizer_files
+from tupe.corpus.tasks import encoded
 from tupe.corpus.vocabulary import read_tokenizer
 from tupe.data.splits import Split
 from tupe.run.folder import write_together
@@ -77,6 +78,19 @@ def test_ids_are_those_of_transformers(tmp_path, kind):
         assert [i for word in encoder.word_ids(text) for i in word] == wanted
     ids = exported(f"the {exported.mask_token} king")["input_ids"]
     assert ids.count(exported.mask_token_id) == 1 and exported.mask_token_id not in encoder.encode("the <mask> king")
+
+
+@pytest.mark.parametrize("sentences", ["rules", "none"])
+def test_white_space_is_for_fine_tuning_what_it_was_for_training(tmp_path, sentences):
+    """One blank, where sentences are found by rules."""
+    theirs("bpe", tmp_path / "theirs")
+    words = ("--tokenizer", tmp_path / "theirs", "--sentences", sentences)
+    run(write_text(tmp_path, 20), "--output", tmp_path / "data", *words, *ONE)
+    encoder = TextEncoder(tmp_path / "data")
+    rows = [((text,), None) for text in (" two\n\nlines\tand  blanks\u00a0", "two lines and blanks")]
+    (lines,), (blanks,) = encoded(rows, encoder)
+    assert blanks == [*encoder.encode("two lines and blanks"), 2]
+    assert (lines == blanks) == (sentences == "rules")
 
 
 @pytest.mark.parametrize("prefix", [True, False])

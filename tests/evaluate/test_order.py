@@ -36,13 +36,17 @@ def test_swaps_two_adjacent_words_that_differ():
 def test_sentences_are_held_out_text(pretrained, vocabulary):
     _, text = load_model(pretrained, vocabulary)
     encoder = TextEncoder(vocabulary)
-    sentences = held_out_sentences(text, encoder, 20)
-    assert sentences == held_out_sentences(text, encoder, 20)
+    sentences = held_out_sentences(text, encoder, 20, 126)
+    assert sentences == held_out_sentences(text, encoder, 20, 126)
     texts = [encoder.decode([piece for word in words for piece in word]) for words in sentences]
     assert all(text.endswith(" .") and text.count(" ") == 8 for text in texts)  # the eight words of the fixture
     assert sentences[0] == encoder.word_ids(texts[0])
     with pytest.raises(ValueError, match="not 1000"):
-        held_out_sentences(text, encoder, 1000)
+        held_out_sentences(text, encoder, 1000, 126)
+    longest = max(sum(map(len, words)) for words in sentences)
+    assert sentences == held_out_sentences(text, encoder, 20, longest)
+    with pytest.raises(ValueError, match=f"and at most {longest - 1} pieces"):
+        held_out_sentences(text, encoder, 20, longest - 1)
 
 
 def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary, tmp_path):
@@ -52,13 +56,15 @@ def test_without_blanks_between_words_pieces_are_swapped(pretrained, vocabulary,
     (tmp_path / "manifest.json").write_text(json.dumps({"language": "zh"}))
     encoder, sentence = TextEncoder(tmp_path), "The old cat sat on a mat."
     assert encoder.word_ids(sentence) == [[i] for i in encoder.encode(sentence)]
-    sentences = held_out_sentences(text, encoder, 5)
+    sentences = held_out_sentences(text, encoder, 5, 126)
     assert all(len(word) == 1 for words in sentences for word in words)
     assert sorted(swap_adjacent(sentences[0], np.random.default_rng(1))) == sorted(sentences[0])
     encoder = TextEncoder(vocabulary)
     encoder.word_marks = [False] * len(encoder)  # as where no piece begins with a blank
-    with pytest.raises(ValueError, match="0 sentences of 6 to 30 words, not 5; a language without blanks"):
-        held_out_sentences(text, encoder, 5)
+    with pytest.raises(
+        ValueError, match="0 sentences of 6 to 30 words and at most 126 pieces, not 5; a language without blanks"
+    ):
+        held_out_sentences(text, encoder, 5, 126)
 
 
 def test_without_positions_the_order_makes_no_difference(nopos, pretrained, vocabulary):
@@ -66,7 +72,7 @@ def test_without_positions_the_order_makes_no_difference(nopos, pretrained, voca
         model, text = load_model(checkpoint, vocabulary)
         if sensitive:
             model.tupe.encoder.positions["t5"].table.weight.data *= 50  # two updates have taught it little
-        margins = order_sensitivity(model, held_out_sentences(text, TextEncoder(vocabulary), 8))
+        margins = order_sensitivity(model, held_out_sentences(text, TextEncoder(vocabulary), 8, 126))
         assert (np.abs(margins) > 1e-4).any() == sensitive
 
 
@@ -116,7 +122,7 @@ def test_models_trained_in_autocast_are_evaluated_in_float32(nopos, vocabulary, 
     state["cfg"]["model"]["autocast"] = "bf16"
     torch.save(state, tmp_path / "autocast.pt")
     model, text = load_model(tmp_path / "autocast.pt", vocabulary)
-    margins = order_sensitivity(model, held_out_sentences(text, TextEncoder(vocabulary), 8))
+    margins = order_sensitivity(model, held_out_sentences(text, TextEncoder(vocabulary), 8, 126))
     assert np.abs(margins).max() < 1e-4
 
 

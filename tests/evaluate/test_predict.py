@@ -26,6 +26,14 @@ def test_refusals(tmp_path, monkeypatch, argument, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_task_has_one_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.pt", "y.pt"):
+        (tmp_path / name).touch()
+    result = CliRunner().invoke(command, ["RTE=x.pt", "RTE=y.pt", f"--data={tmp_path}", f"--output={tmp_path / 'out'}"])
+    assert result.exit_code == 2 and "RTE stands for both x.pt and y.pt" in result.output
+
+
 def test_file_names_are_those_of_the_server():
     names = ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI", "AX"]  # its FAQ
     assert sorted(FILES.values()) == sorted(f"{name}.tsv" for name in names)

@@ -62,7 +62,9 @@ def test_every_encoding_is_pre_trained_alike(place):
 
 def test_mistakes_in_options_of_the_trainings_are_refused_first(place):
     refused = compare(place, "--presets=shaw,alibi", "--arhc=bert_a", status=2)
-    assert "no such option --arhc" in refused and not list(place.glob("out/**/sweep.json"))
+    assert "no such option --arhc" in refused
+    assert "leave it out" in compare(place, "--presets=shaw", "--disable-validation", status=2)
+    assert not list(place.glob("out/**/sweep.json"))
 
 
 def test_losses_are_means_over_seeds(place):
@@ -80,7 +82,11 @@ def test_runs_that_are_still_on_the_plateau_are_counted(tmp_path, task, marks):
     jobs = []
     for name, losses in {"nopos": (9.0, 9.2), "t5": (8.9, 8.5), "rope": (6.0, 6.0)}.items():
         for seed, loss in enumerate(losses, 1):
-            run = record.Record(task if name == "rope" else "masked_lm", seed=seed, scores=[{"loss": loss}])
+            run = record.Record(task if name == "rope" else "masked_lm", seed=seed, splits=["valid", "books"])
+            run.scores = [
+                {"split": "valid", "loss": loss},
+                {"split": "books", "loss": -loss},
+            ]  # the first split decides
             jobs.append(runner.Job(f"positions/{name}_seed{seed}", tmp_path / f"{name}{seed}", ()))
             jobs[-1].folder.mkdir()
             run.save(jobs[-1].folder)
@@ -92,18 +98,25 @@ def test_runs_that_are_still_on_the_plateau_are_counted(tmp_path, task, marks):
 def test_differences_from_the_first_are_paired_by_seed(tmp_path):
     """t5 is 1.0, 1.2 and 1.4 below absolute: 1.2 +- 4.303 * 0.2 / sqrt(3), t of two degrees of freedom. A fourth seed
     of one alone does not count; fewer than three give no interval."""
-    runs = {"absolute": {1: 6.0, 2: 8.0, 3: 7.0, 4: 1.0}, "t5": {3: 5.6, 1: 5.0, 2: 6.8}, "rope": {1: 6.5, 2: 8.0}}
+    runs = {
+        "absolute": {1: 6.0, 2: 8.0, 3: 7.0, 4: 1.0},
+        "t5": {3: 5.6, 1: 5.0, 2: 6.8},
+        "rope": {1: 6.5, 2: 8.0},
+        "alibi": {5: 9.0},
+    }
     jobs = []
     for name, losses in runs.items():
         for seed, loss in losses.items():
             jobs.append(runner.Job(f"positions/{name}_seed{seed}", tmp_path / f"{name}{seed}", ()))
             jobs[-1].folder.mkdir()
-            record.Record("masked_lm", seed=seed, scores=[{"loss": loss}]).save(jobs[-1].folder)
+            scores = [{"split": "valid", "loss": loss}]
+            record.Record("masked_lm", seed=seed, splits=["valid"], scores=scores).save(jobs[-1].folder)
     table = losses_table(jobs)
     assert table.header[3:5] == ["minus absolute", "95 % (seeds)"]
     cells = {row[0]: row[3:6] for _, row in table.rows}
     assert cells["positions/t5"] == ["-1.20", "-1.70 to -0.70 (3)", "3"]
     assert cells["positions/rope"] == ["+0.25", "? (2)", "2"] and cells["positions/absolute"] == ["", "", "4"]
+    assert cells["positions/alibi"] == ["", "", "1"]
 
 
 def test_an_encoding_whose_pre_training_fails_is_left_out(place):

@@ -47,6 +47,16 @@ def test_paper_table(tmp_path):
     assert (row["mean ± deviation"], row["learning rate"]) == (f"{mean:.2f} ± {deviation}", "2e-05")
 
 
+def test_runs_that_were_scored_on_other_splits_are_other_rows(tmp_path):
+    write_run(tmp_path / "both", "MNLI", 2e-5, 1, 80.0)
+    run = write_run(tmp_path / "one", "MNLI", 2e-5, 2, 70.0)
+    run.splits, run.scores = ["valid"], [entry for entry in run.scores if entry["split"] == "valid"]
+    run.save(tmp_path / "one")
+    table, _ = tables_of(tmp_path)
+    found = {row["model"]: row["MNLI-m"] for row in rows_of(table, "ours")}
+    assert found == {"tupe_r (scored on valid,valid1) @ 1M": "80.00", "tupe_r (scored on valid) @ 1M": "70.00"}
+
+
 def test_models_of_another_size_and_with_some_tasks(tmp_path):
     write_runs(tmp_path, ["RTE", "CoLA"], {2e-5: [50.0]}, architecture="bert_a_tiny", updates=2450)
     table, _ = tables_of(tmp_path)

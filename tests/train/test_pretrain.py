@@ -32,13 +32,15 @@ from safetensors.torch import load_file
 
 import tupe.hf  # noqa: F401
 from tupe.cli import main
+from tupe.common.options import Refusal
 from tupe.common.recipes import read as read_recipe
 from tupe.evaluate.loading import load_model
 from tupe.modeling_tupe import TupeForMaskedLM
+from tupe.positions import load_scheme_file
 from tupe.run import progress
 from tupe.run.folder import locked
 from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, read, state_of, updates_of
-from tupe.train import pretrain
+from tupe.train import launch, pretrain
 from tupe.train.loop import HalfCopy
 from tupe.train.saved import STATE, checkpoints, newest
 from tupe.train.settle import settle
@@ -702,12 +704,50 @@ def test_a_recipe_is_followed_where_it_names_another_value():
     assert (recipe.total_num_update, recipe.model.max_positions, recipe.update_freq) == (12, 64, [2])
 
 
-def test_a_record_of_the_engines_former_name_is_of_the_same_run(data, whole, tmp_path):
-    folder = shutil.copytree(whole, tmp_path / "run")
-    record = (folder / "record.json").read_text()
-    (folder / "record.json").write_text(record.replace('"engine": "torch"', '"engine": "transformers"'))
-    assert ended(begin(data, folder, "--engine=transformers", "--save-interval-updates=3", "--max-update=15")) == 0
-    assert read(folder).config["engine"] == "torch" and newest(folder)[0] == 15
+@pytest.mark.parametrize("places", ["random", "shifted"])
+def test_places_need_shorter_blocks(places):
+    with pytest.raises(ValueError, match=f"places={places} draws among max_positions=128: blocks have to be shorter"):
+        settled("pretrain_small", f"--places={places}")
+    assert settled("pretrain_small", f"--places={places}", "--tokens-per-sample=64", "--max-positions=128")
+
+
+def test_a_model_that_trains_further_keeps_its_positions(whole):
+    words = (f"--finetune-from-model={whole}", "--tokens-per-sample=20")
+    assert settled("pretrain_further", *words)
+    with pytest.raises(ValueError, match="--max-positions: a model that trains further keeps its own"):
+        settled("pretrain_further", *words, "--max-positions=64")
+
+
+NO_GRADIENT = """
+import torch
+from tupe.positions import PositionScheme, register
+
+@register("no_gradient")
+class NoGradient(PositionScheme):
+    "The gradient of sqrt at 0 is not finite."
+    paper, formula = "", ""
+
+    def __init__(self, dims):
+        super().__init__(dims)
+        self.slope = torch.nn.Parameter(torch.ones(dims.heads))
+
+    def bias(self, positions, scale):
+        return positions.spread(-(self.slope[:, None] * positions.offsets).square().sqrt())
+"""
+
+
+def test_fp16_whose_gradients_stay_infinite_diverges(data, tmp_path):
+    """The loss stays finite, because no update is made."""
+    (tmp_path / "scheme.py").write_text(NO_GRADIENT)
+    load_scheme_file(str(tmp_path / "scheme.py"))
+    fixed = {"checkpoint.save_dir": tmp_path / "run"}
+    words = ["--arch=bert_a_tiny", "--position=no_gradient", "--max-update=40", "--batch-size=2", "--num-workers=0",
+             "--log-interval=40", "--warmup-updates=2", "--tokens-per-sample=20", "--cpu"]  # fmt: skip
+    recipe = settle(read_recipe("pretrain_small", words, fixed=fixed), gpus=0)
+    recipe.fp16 = True
+    with pytest.raises(Refusal, match="the gradients of fp16 are not finite at update 40") as refusal:
+        launch.train(recipe, str(data), 1, 0, True)
+    assert refusal.value.exit_code == DIVERGED and state_of(tmp_path / "run") == "failed"
 
 
 def test_what_makes_no_difference_makes_no_other_run(data, whole):

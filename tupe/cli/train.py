@@ -26,7 +26,7 @@ RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"finetune"})
 OWN = "own"  # of configs/glue: any other task
 GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
 ENGINES = {"fairseq": "plugin", "torch": "train"}  # where they are
-ENGINE = options.OneOf(list(ENGINES), dict.fromkeys(config.TORCH, "torch"))
+ENGINE = options.OneOf(list(ENGINES))
 FURTHER = """They win over the recipe, configs/RECIPE.yaml. Any value of the recipe and any other setting of fairseq is
 given as SECTION.KEY=VALUE, for example model.dropout=0 or checkpoint.continue_once=FILE."""
 SET_BY_COMMAND = {  # of a training's options, by these of the command

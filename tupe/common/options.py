@@ -10,7 +10,7 @@ import os
 import re
 import reprlib
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any
@@ -173,14 +173,9 @@ class Refusal(click.ClickException):
 
 
 class OneOf(click.Choice):
-    """One of some words; instead of any other, the nearest is suggested. aliases: {further word: what it stands for}"""
-
-    def __init__(self, words: Sequence[str], aliases: Mapping[str, str] | None = None):
-        super().__init__(words)
-        self.aliases = aliases or {}
+    """One of some words; instead of any other, the nearest is suggested."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        value = self.aliases.get(value, value)
         if value not in self.choices:
             self.fail(f"{value!r} is not known{did_you_mean(value, self.choices)}", param, ctx)
         return super().convert(value, param, ctx)

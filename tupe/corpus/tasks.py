@@ -82,6 +82,8 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
     dropped = {reason.removeprefix("document: "): number for reason, number in stats.dropped.items()}
     if len(kept) < len(rows):
         dropped["no label"] = len(rows) - len(kept)
+    if not kept:
+        raise ValueError(f"{path}: no row has a label")
     return values_of(kept, task), dropped
 
 
@@ -93,7 +95,8 @@ _encoder: TextEncoder  # of `encoded`, also in the processes that are forked
 
 
 def _encode(texts):
-    return [[*_encoder.encode(text), _encoder.ids["</s>"]] for text in texts]
+    clean = _encoder.normaliser.clean  # as the text of pre-training is: white space is one blank
+    return [[*_encoder.encode(clean(text)), _encoder.ids["</s>"]] for text in texts]
 
 
 def encoded(rows: list[tuple], encoder: TextEncoder) -> list[list[list[int]]]:

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 
 from ..common.options import Command, ListOf, output, seed
 from ..common.tables import TextTable
-from ..data.blocks import BOS, EOS
 from ..data.splits import Split
 from ..positions import bounded_schemes
-from .loading import Model, losses_at, models, write_results
+from .loading import Model, framed, losses_at, models, write_results
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>
 
@@ -64,8 +63,7 @@ def window_losses(model: Model, windows: tuple, shortest: int, length: int, batc
     words, masked = (torch.from_numpy(array[:, begin : begin + length - 2]) for array in windows)
     scored = masked.clone()
     scored[:, : middle - begin] = scored[:, middle - begin + shortest - 2 :] = False
-    tokens = F.pad(words.masked_fill(masked, model.config.mask_token_id), (1, 0), value=BOS)
-    tokens = F.pad(tokens, (0, 1), value=EOS)
+    tokens = framed(model, words, masked)
     losses = []
     for rows in torch.arange(len(tokens)).split(max(1, batch_tokens // length)):
         where = F.pad(scored[rows], (1, 1)).nonzero(as_tuple=True)

@@ -13,10 +13,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-from ..data.blocks import BOS, EOS
-from .loading import Model, losses_at
+from .loading import Model, framed, losses_at
 
 Sentence = list[list[int]]  # words, each a list of pieces' ids
 Span = tuple[int, int]  # (first, last) masked piece; the first is predicted
@@ -71,6 +69,5 @@ def _log_p(model, pieces, spans):
     first, last = torch.tensor(spans).T
     rows, column = torch.arange(len(pieces)), torch.arange(pieces.size(1))
     masked = (column >= first[:, None]) & (column <= last[:, None])
-    tokens = F.pad(pieces.masked_fill(masked, model.config.mask_token_id), (1, 0), value=BOS)
-    tokens = F.pad(tokens, (0, 1), value=EOS)
+    tokens = framed(model, pieces, masked)
     return (-losses_at(model, tokens, (rows, 1 + first), pieces[rows, first], tokens.numel())).tolist()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..checkpoints.trained import check_dictionary, read_model
 from ..common import options
-from ..data.blocks import Blocks
+from ..data.blocks import BOS, EOS, Blocks
 from ..data.masks import MaskedBlocks
 from ..data.splits import HELD_OUT_SEED, folders_of
 from ..run.checksums import seal
@@ -68,6 +68,12 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
     masking = {name: trained.task.get(name, value) for name, value in MASKING.items()}
     masking["tokens_per_sample"] = min(masking["tokens_per_sample"], trained.config.max_positions)
     return model, HeldOut(folder, symbols, masking)
+
+
+def framed(model: Model, words: Tensor, masked: Tensor) -> Tensor:
+    """`<s> words </s>` [n, L + 2] of words [n, L], of which those in masked [n, L] are masked."""
+    words = words.masked_fill(masked, model.config.mask_token_id)
+    return F.pad(F.pad(words, (1, 0), value=BOS), (0, 1), value=EOS)
 
 
 @torch.inference_mode()

@@ -31,12 +31,16 @@ WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
 # ---------------------------------------------------------------------------------------------------- order sensitivity
 
 
-def held_out_sentences(text: HeldOut, encoder: TextEncoder, count: int, seed: int = 1) -> list[Sentence]:
+def held_out_sentences(text: HeldOut, encoder: TextEncoder, count: int, longest: int, seed: int = 1) -> list[Sentence]:
     """`count` sentences of the validation text as words (pieces, in a language without blanks), drawn without
-    replacement; the same ones for every model of one data folder. Raises ValueError if there are fewer."""
+    replacement; the same ones for every model of one data folder, but for those of more than `longest` pieces. Raises
+    ValueError if there are fewer."""
     sentences, chosen = Split(text.data / "valid"), []
     for index in np.random.default_rng(seed).permutation(len(sentences)):
-        words = encoder.group_words(sentences[index][:-1].tolist())  # without </s>
+        pieces = sentences[index][:-1].tolist()  # without </s>
+        if len(pieces) > longest:
+            continue
+        words = encoder.group_words(pieces)
         known = not any(encoder.ids["<unk>"] in word for word in words)
         if WORDS[0] <= len(words) <= WORDS[1] and known and to_swap(words):
             chosen.append(words)
@@ -45,7 +49,8 @@ def held_out_sentences(text: HeldOut, encoder: TextEncoder, count: int, seed: in
     remedy = f"valid here: --sentences {len(chosen)} or fewer"
     if not chosen:
         remedy = "a language without blanks between words has to be named when the data are prepared: --language"
-    what = f"{text.data}/valid has {len(chosen)} sentences of {WORDS[0]} to {WORDS[1]} words, not {count}"
+    which = f"of {WORDS[0]} to {WORDS[1]} words and at most {longest} pieces"
+    what = f"{text.data}/valid has {len(chosen)} sentences {which}, not {count}"
     raise ValueError(f"{what}; {remedy}")
 
 
@@ -156,7 +161,7 @@ def command(models, sentences, tokens, output, seed):
 def evaluate(model: Model, text: HeldOut, encoder: TextEncoder, sentences: int, tokens: int, seed: int = 1) -> dict:
     """Everything above as plain numbers. Errors are standard errors: of the order measures over sentences, of the loss
     over blocks."""
-    chosen = held_out_sentences(text, encoder, sentences, seed)
+    chosen = held_out_sentences(text, encoder, sentences, model.config.max_position_embeddings - 2, seed)
     losses = token_losses(model, text, tokens)
     margins = order_sensitivity(model, chosen, seed)
     won, root = credit(margins), np.sqrt(len(margins))

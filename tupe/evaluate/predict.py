@@ -15,7 +15,7 @@ from ..data.masks import UNMASKED
 from ..modeling_tupe import TupeForSequenceClassification
 from ..run import record
 from ..run.folder import write_atomically
-from .loading import split_label
+from .loading import labelled
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5. A task with
 # labels of its own has one test set.
@@ -39,7 +39,7 @@ def command(checkpoints, data, output, batch_size):
     TASK=CHECKPOINT: a task of GLUE, or of `tupe prepare labels`, and its fine-tuned checkpoint, a file or a folder.
     MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was prepared, AX.tsv. Tasks without a checkpoint are left out.
     """
-    for task, checkpoint in dict(map(split_label, checkpoints)).items():
+    for task, checkpoint in labelled(checkpoints).items():
         for path, count, scores in predict_glue(task, checkpoint, data, output, batch_size):
             shown = "".join(f", {name} {value:.2f}" for name, value in (scores or {}).items())
             click.echo(f"{path}: {count} predictions{shown}")

@@ -76,6 +76,7 @@ class GlueTask(RecordedTask, FairseqTask):
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
         if self._training:
             config = cfg._get_parent()
+            self.train_subset = config.dataset.train_subset
             for split in (config.dataset.train_subset, *config.dataset.valid_subset.split(",")):
                 self.load_dataset(split)
                 self.dataset(split).batch_size(None, config.dataset.max_tokens)  # raises ValueError for too few
@@ -91,7 +92,8 @@ class GlueTask(RecordedTask, FairseqTask):
         if split in self.datasets:
             return
         found = examples.Examples(Path(self.cfg.data, self.name), split, self.max_positions())
-        batches = functools.partial(Epoch, len(found), self.cfg.seed) if split == "train" else found.longest_first
+        trains = split == self.train_subset
+        batches = functools.partial(Epoch, len(found), self.cfg.seed) if trains else found.longest_first
         self.datasets[split] = Items(found, functools.partial(collate, split), batches, int(found.sizes.max()))
 
     def state_dict(self) -> dict:

@@ -66,7 +66,7 @@ class TupeMaskedLMTask(RecordedTask, MaskedLMTask):
         return files_of(prefixes_of(self.cfg.data, split))
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split.startswith("train")
+        cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split == self.train_subset
         shares = {name: getattr(cfg, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}
         seed = cfg.seed if trains else HELD_OUT_SEED
         masked = masked_blocks(cfg.data, split, cfg.tokens_per_sample, symbols, seed, **shares)

@@ -33,6 +33,7 @@ from ..common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, named, pr
 from ..common.options import split_files
 from ..config import COMPILE
 from ..encoder import ClassificationHead, Encoder, LMHead, ModelConfig, Stack, of_cls
+from ..model_config import check_blocks
 from ..names import cls_beside
 from ..positions import load_scheme_file
 from ..tracing import can_compile
@@ -116,10 +117,8 @@ def refuse_long_blocks(cfg: DictConfig, task: FairseqTask) -> None:
     """Raise ValueError if the task's blocks are longer than the model's positions: fairseq would skip every block that
     does not fit, which is nearly all."""
     length = getattr(task.cfg, "tokens_per_sample", None) if isinstance(task, MaskedLMTask) else None
-    if length is not None and length > cfg.max_positions:
-        raise ValueError(f"sequences of {length} tokens: the model has {cfg.max_positions} positions")
-    if length == cfg.max_positions and cfg.places != "consecutive":
-        raise ValueError(f"places={cfg.places} draws among max_positions={length}: blocks have to be shorter")
+    if length is not None:
+        check_blocks(length, cfg.max_positions, cfg.places)
 
 
 class StackWithSettings(Stack):

@@ -70,6 +70,7 @@ class RecordedTask:
     _pretrained = {}  # fields of the record about the checkpoint that training starts from
     _training = False
     layout = None  # of a task with labels of its own
+    train_subset = "train"  # the split that is shuffled, and masked anew in each epoch
 
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         self._training = not from_checkpoint  # from_checkpoint: fairseq loads the model for use, not for training
@@ -87,6 +88,7 @@ class RecordedTask:
         # the only moment to tell the schedule how long the run is.
         config = cfg._get_parent()
         if self._training and config is not None:
+            self.train_subset = config.dataset.train_subset
             refuse_jobs_in_one_process()
             choose_precision(config)
             split_over_processes(config)

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from .. import __version__
-from ..config import TORCH, may_change
+from ..config import may_change
 from .checksums import check, read_signed, signed
 from .folder import is_locked, write_atomically
 
@@ -163,10 +163,7 @@ def read(folder: str | Path) -> Record | None:
     path = Path(folder) / NAME
     try:
         content = read_signed(path)
-        record = Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
-        if record.config.get("engine") in TORCH:
-            record.config["engine"] = TORCH[0]
-        return record
+        return Record(**{f.name: content[f.name] for f in fields(Record) if f.name in content})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

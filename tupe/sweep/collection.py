@@ -41,9 +41,10 @@ def with_unit(updates: int) -> str:
 
 
 def settings_of(content: Record) -> dict[str, str]:
-    """{name: value} of what may change a run's scores and is in no column of its own: its budget, its data, and the
-    settings that are not the default."""
+    """{name: value} of what may change a run's scores and is in no column of its own: its budget, its data, what it is
+    scored on, and the settings that are not the default."""
     settings = {**content.budget, **({"data": content.data} if content.data else {})}
+    settings["scored on"] = ",".join(content.splits)
     settings |= {name: value for name, value in content.config.items() if not record.may_change(name)}
     return {name: str(value) for name, value in settings.items()}
 

@@ -43,6 +43,8 @@ def plan_pretraining(
     Raises ValueError for what is not known."""
     if "--arch" in options_in(common):
         raise ValueError("--arch is set by this command: a --position replaces BERT's, a preset says its architecture")
+    if {"--disable-validation", "dataset.disable_validation"} & options_in(common).keys():
+        raise ValueError("--disable-validation: the table is of validation losses; leave it out")
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
         if preset not in valid:
@@ -67,7 +69,9 @@ def losses_table(jobs: list[runner.Job]) -> TextTable:
     losses, units = defaultdict(dict), set()
     for job in jobs:
         run = record.read(job.folder)
-        losses[str(job).removesuffix(f"_seed{run.seed}")][run.seed] = run.scores[-1]["loss"]
+        losses[str(job).removesuffix(f"_seed{run.seed}")][run.seed] = next(
+            scores["loss"] for scores in reversed(run.scores) if scores["split"] == run.splits[0]
+        )
         units.add(run.loss_unit)
     means = {name: statistics.mean(values.values()) for name, values in losses.items()}
     blind = [mean for name, mean in means.items() if Path(name).name == "nopos"]
@@ -77,7 +81,8 @@ def losses_table(jobs: list[runner.Job]) -> TextTable:
         values = losses[name].values()
         deviation = f"{statistics.stdev(values):.2f}" if len(values) > 1 else "?"
         difference, interval = interval_of(losses[name], losses[first])
-        minus = [f"{difference:+.2f}", interval] if len(units) == 1 and name != first else ["", ""]
+        compares = len(units) == 1 and name != first and losses[name].keys() & losses[first].keys()
+        minus = [f"{difference:+.2f}", interval] if compares else ["", ""]
         staying = sum(value > blind[0] - EXIT for value in values) if blind and len(units) == 1 else "?"
         rows.append([name, f"{means[name]:.3f}", deviation, *minus, str(len(values)), str(staying)])
     header = [

@@ -61,14 +61,15 @@ def summarise(runs: dict) -> dict:
     for (model, task, lr, seed), run in sorted(runs.items(), key=lambda item: item[0]):
         pairs = [(split, metric) for split in run.record.splits for metric in run.record.metrics]
         grouped[model][task][lr][seed] = {pair: run.score(*pair) for pair in pairs}
-        firsts[task] = [(split, run.record.metrics[0]) for split in run.record.splits]
+        firsts[model, task] = [(split, run.record.metrics[0]) for split in run.record.splits]
     summaries = defaultdict(dict)
     for model, tasks in grouped.items():
         for task, by_lr in tasks.items():
             summary = Summary(dict(by_lr), min(by_lr))
             most = max(map(len, by_lr.values()))
             whole = [lr for lr in by_lr if len(by_lr[lr]) == most]
-            summary.lr = max(whole, key=lambda lr: statistics.mean(summary.median(*pair, lr) for pair in firsts[task]))
+            pairs = firsts[model, task]
+            summary.lr = max(whole, key=lambda lr: statistics.mean(summary.median(*pair, lr) for pair in pairs))
             summaries[model][task] = summary
     return dict(summaries)
 

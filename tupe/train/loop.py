@@ -53,6 +53,7 @@ from .saved import OPTIMIZER, STATE, WEIGHTS, TrainRun, keep, publish, put_in_pl
 from .settle import Settled
 
 logger = logging.getLogger("tupe.train")
+LEAST_SCALE = 1e-4  # of the loss in fp16, as in fairseq; it is halved by each update whose gradients are not finite
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # of a model of which each process holds a part
 
 
@@ -324,6 +325,11 @@ class Loop:
         loss = total / max(count, 1) / self.unit
         if not math.isfinite(loss):
             raise FloatingPointError(f"the loss is {loss} at update {self.done}")
+        if self.scaler.is_enabled() and self.scaler.get_scale() < LEAST_SCALE:
+            raise FloatingPointError(
+                f"the gradients of fp16 are not finite at update {self.done}, whatever the scale of the loss; try "
+                "--precision autocast"
+            )
         norm, values = float(self.norm), {"loss": loss, "learning_rate": self.rate}
         if math.isfinite(norm):  # else fp16 left the update out
             values["grad_norm"] = norm

@@ -9,7 +9,7 @@ from ..common.architectures import ELECTRA, architecture_of, named, plain_option
 from ..common.options import did_you_mean
 from ..common.recipes import ARCH, FROM_CHECKPOINT, MODEL, Settings
 from ..config import COMPILE, FINETUNE, OPTIONS, PRETRAIN, Training
-from ..model_config import FREE, ModelConfig, names_in
+from ..model_config import FREE, ModelConfig, check_blocks, names_in
 
 THEIRS = {ours: place.partition(".")[2] for place, ours in MODEL.items()}  # option of `ModelConfig` -> its name here
 SAME = {"optimizer": ("adam", "adamw_fused"), "ddp_backend": ("pytorch_ddp", "fully_sharded")}
@@ -65,6 +65,8 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     values = {**defaults, **places_of({**preset(architecture), **of_model}, defaults), **settings.values}
     count_held_out_text(values, shares_held_out_text, processes)
     if known and command == PRETRAIN:
+        if "model.max_positions" in settings.given:
+            raise ValueError("--max-positions: a model that trains further keeps its own, or takes --tokens-per-sample")
         values["model.max_positions"] = known.longest(settings["tokens_per_sample"])
     model = ModelConfig(**{**config, **{ours: values[place] for place, ours in MODEL.items() if place in values}})
     if command == PRETRAIN:
@@ -88,9 +90,7 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     settled.adam_betas = ast.literal_eval(values["optimizer.adam_betas"])
     if command == PRETRAIN:
         check_schedule(settled)
-        length, longest = settled.tokens_per_sample, model.max_positions
-        if length > longest:
-            raise ValueError(f"sequences of {length} tokens: the model has {longest} positions")
+        check_blocks(settled.tokens_per_sample, model.max_positions, model.places)
     return settled
 
 
