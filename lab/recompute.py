@@ -39,7 +39,7 @@ from .estimates import (
     welch,
     with_interval,
 )
-from .known import FIRST, TABLES, Runs
+from .known import FIRST, TABLES, Runs, step_ratios
 from .plan import LATER, Trial
 
 ROOT = Path(__file__).parents[1]
@@ -254,9 +254,10 @@ def mean(text: str) -> str:
 
 def readme(e: Evidence) -> Iterator[str]:
     yield f"after {e.exits('decide', 'tupe_a')} updates, of BERT after {e.exits('decide', 'bert_a')}."
-    yield f"So TUPE-A is {mean(e.gain('decide', 'tupe_a'))} bits per masked token ahead after 5,000 updates and "
-    yield f"after 5,000 updates and {number(gaps(e.runs, 'lasting', 'tupe_a')[1].mean, 2)} after 8,000."
-    yield f"Counted from there on, {mean(e.gap('lasting', 'tupe_a', 4000))} are left"
+    yield f"TUPE-A is {mean(e.gain('decide', 'tupe_a'))} bits per masked token ahead after 5,000 updates."
+    short, long = (number(one.mean, 2) for one in gaps(e.runs, "lasting", "tupe_a"))
+    yield f"it is {short} ahead after 4,000 updates and {long} after 8,000."
+    yield f"Counted from each model's exit, {mean(e.gap('lasting', 'tupe_a', 4000))} are left"
 
 
 def index(e: Evidence) -> Iterator[str]:
@@ -281,8 +282,9 @@ def results(e: Evidence) -> Iterator[str]:
     yield f"a head start of {round(np.mean(delays), -2):,.0f} updates, which longer training wears away."
     yield f"TUPE-A leaves it after {e.exits('decide', 'tupe_a')} updates, BERT-A after {e.exits('decide', 'bert_a')}."
     first = mean(e.gain("decide", "tupe_a"))
-    yield f"So TUPE-A is {first} bits per masked token ahead after 5,000 updates (five seeds), and "
-    yield f"(five seeds), and {number(gaps(runs, 'lasting', 'tupe_a')[1].mean, 2)} after 8,000 (three seeds)."
+    yield f"So TUPE-A is {first} bits per masked token ahead after 5,000 updates with a rate that decays (five seeds)."
+    short, long = (number(one.mean, 2) for one in gaps(runs, "lasting", "tupe_a"))
+    yield f"At a constant rate it is {short} bits ahead after 4,000 updates, and {long} after 8,000 (three seeds)."
     near, far = (mean(e.gap("lasting", "tupe_a", n)) for n in (1000, 4000))
     yield f"Then TUPE-A is {near} bits ahead after 1,000 more updates, and {far} after 4,000."
     fits = [one.fit for one in e.of("lasting", "tupe_a")]
@@ -332,9 +334,8 @@ def results(e: Evidence) -> Iterator[str]:
 
 def cost(model: str, length: int) -> str:
     """The time of a model's training step over that of one without positions, at base size, on a CPU."""
-    rows = json.loads((ROOT / "docs/scheme_cost.json").read_text(encoding="utf-8"))["lengths"][str(length)]["rows"]
-    seconds = {row["encoding"].rpartition("(")[2].rstrip(")"): np.median(row["seconds"]) for row in rows}
-    return number(seconds[model] / seconds["nopos"], 2)
+    (ratios,) = (ratios for label, ratios in step_ratios()[length].items() if label.endswith(f"({model})"))
+    return number(np.median(ratios), 2)
 
 
 def left_in_training(runs: Runs) -> str:
