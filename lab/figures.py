@@ -54,7 +54,7 @@ def losses_of(folder: str | Path) -> tuple:
     ValueError if there are none, also of a fine-tuning."""
     run = record.read(folder)
     is_pretraining = run is not None and not run.metrics
-    entries = [entry for entry in run.scores if entry["split"] == run.splits[0]] if is_pretraining else []
+    entries = run.of_first_split() if is_pretraining else []
     if not entries:
         raise ValueError(f"{folder} has no validation losses; valid: the folder of a pre-training")
     return [entry["num_updates"] for entry in entries], [entry["loss"] for entry in entries]

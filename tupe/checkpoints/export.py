@@ -184,9 +184,8 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
         )
     known = record.read(trained.run) if trained.run else None
     if known and updates and not trained.averaged:
-        here = [  # of this checkpoint, not of another one of its run
-            entry for entry in known.scores if entry["num_updates"] == updates and entry["split"] == known.splits[0]
-        ]
+        # of this checkpoint, not of another one of its run
+        here = [entry for entry in known.of_first_split() if entry["num_updates"] == updates]
         what = f"{known.metric} on {known.task}" if known.metrics else f"loss in {known.loss_unit}"
         facts |= {f"{what}, validation": f"{entry[known.metric]:.4g}" for entry in here}
     if known:

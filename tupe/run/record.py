@@ -129,8 +129,12 @@ class Record:
 
     def best(self) -> tuple:
         """(`metric`, its best value on the first split)."""
-        best = [entry for entry in self.scores if entry["best"] and entry["split"] == self.splits[0]]
+        best = [entry for entry in self.of_first_split() if entry["best"]]
         return self.metric, best[-1][self.metric]
+
+    def of_first_split(self) -> list[dict]:
+        """The scores of the split that decides, the latest last."""
+        return [entry for entry in self.scores if entry["split"] == self.splits[0]]
 
     def add_scores(self, epoch: int, updates: int, split: str, scores: dict) -> bool:
         """Add the scores of a validation. Returns whether that validation is the best so far."""

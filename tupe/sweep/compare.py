@@ -69,9 +69,7 @@ def losses_table(jobs: list[runner.Job]) -> TextTable:
     losses, units = defaultdict(dict), set()
     for job in jobs:
         run = record.read(job.folder)
-        losses[str(job).removesuffix(f"_seed{run.seed}")][run.seed] = next(
-            scores["loss"] for scores in reversed(run.scores) if scores["split"] == run.splits[0]
-        )
+        losses[str(job).removesuffix(f"_seed{run.seed}")][run.seed] = run.of_first_split()[-1]["loss"]
         units.add(run.loss_unit)
     means = {name: statistics.mean(values.values()) for name, values in losses.items()}
     blind = [mean for name, mean in means.items() if Path(name).name == "nopos"]
