@@ -33,6 +33,7 @@ SEEDS_OF_DRIFT = (1, 2, 3, 4, 5)
 TASKS, FINETUNING_SEEDS, RATE = ("RTE", "CoLA", "STS-B", "MRPC"), (1, 2, 3, 4, 5), 2e-4
 MODELS = {"bert_a": "delay", "tupe_a": "downstream", "tupe_r": "downstream"}
 STAGES = LATER["stages"]
+STOPPED = {"delay_pilot": "Both runs were stopped when they had left the plateau ([curves](second/delay_pilot.csv))."}
 
 
 class Score(NamedTuple):
@@ -63,8 +64,7 @@ def tables_of_losses(runs: Runs) -> list[str]:
                 rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = cell
         done = sum(trial in runs.losses for trial in planned)
         lines.append(f"### {stage}: {STAGES[stage]['size']}, {precision(stage)}\n")
-        stopped = "Both runs were stopped when they had left the plateau ([curves](second/delay_pilot.csv))."
-        lines.append(f"{stopped if stage == 'delay_pilot' else f'{done} of {len(planned)} runs.'}\n")
+        lines.append(f"{STOPPED.get(stage) or f'{done} of {len(planned)} runs.'}\n")
         if rows:
             header = ["model", "rate", "updates", *(f"seed {seed}" for seed in seeds)]
             cells = [[*key, *(row.get(seed, "–") for seed in seeds)] for key, row in rows.items()]

@@ -41,9 +41,10 @@ def plan_pretraining(
 ) -> list:  # fmt: skip
     """Sweeps that pre-train every preset, and BERT with every position, alike. seeds: of each; None: the recipe's one.
     Raises ValueError for what is not known."""
-    if "--arch" in options_in(common):
+    given = options_in(common).keys()
+    if "--arch" in given:
         raise ValueError("--arch is set by this command: a --position replaces BERT's, a preset says its architecture")
-    if {"--disable-validation", "dataset.disable_validation"} & options_in(common).keys():
+    if given & {"--disable-validation", "dataset.disable_validation"}:
         raise ValueError("--disable-validation: the table is of validation losses; leave it out")
     valid = sorted(path.stem for path in (CONFIGS / "model").glob("*.yaml"))
     for preset in presets:
