@@ -253,7 +253,7 @@ A model *leaves the plateau* at the update at which its training loss, averaged 
 {threshold:.2f} bits. Its **delay** is the number of updates by which BERT-A of the same seed leaves later. Its
 **offset** is what it is ahead of BERT-A when both are as many updates past their own exits. Delay and offset were
 noticed after the runs of the first two experiments had ended, so their rows decide nothing.
-[A third protocol](../third-protocol.md) planned further ones, whose verdicts are [below](#the-third-protocol):
+[A third protocol](../third-protocol.md) planned further stages, whose verdicts are [below](#the-third-protocol):
 {third}.
 
 ## At a constant rate
