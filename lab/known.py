@@ -47,17 +47,18 @@ def adopted(runs: ByRun) -> dict[Trial, Any]:
     found = {}
     for stage, plan in LATER["stages"].items():
         for (trial, of), value in runs.items():
-            same = trial.size == plan["size"] and trial.updates in lengths_of(plan) and of == precision(stage)
+            own = replace(trial, stage=stage)
+            same = trial.size == plan["size"] and trial.updates in lengths_of(plan) and of == precision(own)
             if same and trial.seed in plan["seeds"] and trial.stage in plan.get("counts", ()):
-                found[replace(trial, stage=stage)] = value
+                found[own] = value
     return found
 
 
 def losses_in(first: Iterable[dict], later: Iterable[dict]) -> dict[Trial, float]:
     """{trial: final loss} of all runs that count, of the tables of runs of the first experiment and of the later ones.
-    A run of a later one in another precision than its stage's does not."""
+    A run of a later one in another precision than planned does not."""
     old, new = ended(first), ended(later)
-    own = {trial: loss for (trial, of), loss in new.items() if of in (precision(trial.stage), "")}  # "": it diverged
+    own = {trial: loss for (trial, of), loss in new.items() if of in (precision(trial), "")}  # "": it diverged
     return {trial: loss for (trial, _), loss in old.items()} | adopted(old | new) | own
 
 

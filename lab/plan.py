@@ -74,7 +74,7 @@ class Trial:
             "--recipe": "pretrain_small", "--data": data, "--output": self.folder(output),
             "--arch": with_size(model["arch"], self.size), **chosen,
             "--lr": f"{self.lr:g}", "--max-update": self.updates, "--seed": self.seed,
-            "--precision": {"none": "float32", "bf16": "autocast"}[plan.get("autocast", protocol["autocast"])],
+            "--precision": {"none": "float32", "bf16": "autocast"}[autocast(plan, self.seed, protocol)],
             "common.log_format": "json", "--log-interval": 50, "--num-workers": 1,
         }  # fmt: skip
         name = f"{self.stage} {self.model} {self.size} lr {self.lr:g} seed {self.seed}"
@@ -137,9 +137,14 @@ def lengths_of(plan: dict) -> list[int]:
     return plan["updates"] if isinstance(plan["updates"], list) else [plan["updates"]]
 
 
-def precision(stage: str) -> str:
-    """What a stage of the later experiments trains in, as the tables call it."""
-    return PRECISIONS[LATER["stages"][stage].get("autocast", LATER["autocast"])]
+def autocast(plan: dict, seed: int, protocol: dict) -> str:
+    """What the runs of one seed of a stage train in, as `PRECISIONS` calls it. plan: the stage's, of the protocol."""
+    return "none" if seed in plan.get("float32_seeds", ()) else plan.get("autocast", protocol["autocast"])
+
+
+def precision(trial: Trial) -> str:
+    """What a run of the later experiments trains in, as the tables call it."""
+    return PRECISIONS[autocast(LATER["stages"][trial.stage], trial.seed, LATER)]
 
 
 def cooldown_of(trial: Trial) -> int:

@@ -19,7 +19,7 @@ from tupe.run.folder import write_atomically
 from . import estimates
 from .estimates import ALPHA, Contrast, Seeds, contrast, holm, number, of_contrast, paired
 from .known import TABLES, Runs
-from .plan import BITS, LATER, THIRD, Trial, precision
+from .plan import BITS, LATER, PRECISIONS, THIRD, Trial, autocast
 
 if TYPE_CHECKING:
     from .delay import Lead
@@ -63,13 +63,23 @@ def tables_of_losses(runs: Runs) -> list[str]:
                 cell = number(runs.losses[trial]) if math.isfinite(runs.losses[trial]) else "diverged"
                 rows[trial.model, f"{trial.lr:g}", f"{trial.updates:,}"][trial.seed] = cell
         done = sum(trial in runs.losses for trial in planned)
-        lines.append(f"### {stage}: {STAGES[stage]['size']}, {precision(stage)}\n")
+        lines.append(f"### {stage}: {STAGES[stage]['size']}, {precisions(stage)}\n")
         lines.append(f"{STOPPED.get(stage) or f'{done} of {len(planned)} runs.'}\n")
         if rows:
             header = ["model", "rate", "updates", *(f"seed {seed}" for seed in seeds)]
             cells = [[*key, *(row.get(seed, "–") for seed in seeds)] for key, row in rows.items()]
             lines.append(TextTable.plain(header, cells, align="lrr" + "r" * len(seeds)).markdown())
     return lines
+
+
+def precisions(stage: str) -> str:
+    """What a stage trains in, with the seeds, where they differ."""
+    seeds = defaultdict(list)
+    for seed in STAGES[stage]["seeds"]:
+        seeds[PRECISIONS[autocast(STAGES[stage], seed, LATER)]].append(str(seed))
+    if len(seeds) == 1:
+        return next(iter(seeds))
+    return ", ".join(f"{name} ({'seeds' if len(of) > 1 else 'seed'} {', '.join(of)})" for name, of in seeds.items())
 
 
 def shown_by_seed(one: Contrast, seeds: Sequence[int]) -> tuple[str, str]:

@@ -53,10 +53,15 @@ def test_runs_of_the_first_protocol_count_in_their_precision_and_length():
 
 
 def test_a_run_in_another_precision_does_not_count():
-    trial = Trial("tiny_decide", "bert_a", "tiny", 5000, 2e-3, 6)
-    row = {"run": str(trial), "loss": "5.1", "reason": ""}
-    for of, counts in (("float32", True), ("bfloat16 autocast", False)):
-        assert (trial in losses_in([], [row | {"precision": of}])) == counts
+    expected = {
+        Trial("tiny_decide", "bert_a", "tiny", 5000, 2e-3, 6): "float32",
+        Trial("delay", "bert_a", "mini", 5000, 1e-3, 2): "bfloat16 autocast",
+        Trial("delay", "bert_a", "mini", 5000, 1e-3, 3): "float32",  # of one of its float32_seeds
+    }
+    for trial, planned in expected.items():
+        for of in ("float32", "bfloat16 autocast"):
+            row = {"run": str(trial), "loss": "5.1", "reason": "", "precision": of}
+            assert (trial in losses_in([], [row])) == (of == planned)
 
 
 def test_the_protocol_names_the_models_of_its_yaml():

@@ -27,6 +27,10 @@ def test_commands_are_of_the_protocol(tmp_path):
     assert f"--position-file={HERE / 'intervention.py'}" in words
     again = Trial("again", "tupe_a_tie_cls", "tiny", 5000, 4e-3, 4).job(tmp_path, tmp_path, (), LATER)
     assert "--precision=float32" in again.command
+    third_seed = Trial("delay", "bert_a", "mini", 5000, 1e-3, 3).job(tmp_path, tmp_path, (), LATER)
+    assert "--precision=float32" in third_seed.command
+    assert third.precisions("delay") == "bfloat16 autocast (seeds 1, 2), float32 (seed 3)"
+    assert third.precisions("drift") == "bfloat16 autocast"
 
 
 def test_branches_continue_trunks_of_a_constant_rate(tmp_path):
