@@ -279,8 +279,8 @@ there, BERT-A's minus the model's.
 
 {decay}
 **The offset is not one number for all rates.** Where the models of the stage `main` trained at 2e-3 and BERT-A at 1e-3,
-hardly anything is left 2,000 updates after the exit. At 5e-4 (`mini_rates`, one seed) more is left than at 1e-3. The
-delay hardly depends on the rate: with one seed BERT-A leaves at {bert_rates}.
+hardly anything is left 2,000 updates after the exit. At 5e-4 (`mini_rates`, one seed) more is left than at 1e-3. With
+one seed, BERT-A's exit hardly depends on the rate: {bert_rates}.
 """
 
 

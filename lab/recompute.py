@@ -257,7 +257,7 @@ def readme(e: Evidence) -> Iterator[str]:
     yield f"TUPE-A is {mean(e.gain('decide', 'tupe_a'))} bits per masked token ahead after 5,000 updates."
     short, long = (number(one.mean, 2) for one in gaps(e.runs, "lasting", "tupe_a"))
     yield f"it is {short} ahead after 4,000 updates and {long} after 8,000."
-    yield f"Counted from each model's exit, {mean(e.gap('lasting', 'tupe_a', 4000))} are left"
+    yield f"each model's own beginning, it is {e.gap('lasting', 'tupe_a', 4000)} ahead (three seeds;"
 
 
 def index(e: Evidence) -> Iterator[str]:
@@ -269,20 +269,22 @@ def index(e: Evidence) -> Iterator[str]:
 
 
 def start(e: Evidence) -> Iterator[str]:
-    exits = [
-        to(e.runs.exit(t) for stage in ("controls", "longer") for t in e.runs.planned(stage) if t.model == model)
-        for model in ("bert_a", "tupe_r")
-    ]  # fmt: skip
-    yield "left after {} updates, TUPE-R after {} (five runs each)".format(*exits)
+    stages = {"controls": None, "longer": None, "tiny_decide": None, "tiny_lasting": 8000}
+    trials = [t for stage, updates in stages.items() for t in e.runs.planned(stage, updates) if t in e.runs.losses]
+    bert, tupe = ([e.runs.exit(t) for t in trials if t.model == model] for model in ("bert_a", "tupe_r"))
+    count, seeds = len(bert), len({t.seed for t in trials})
+    assert (count, seeds) == (len(tupe), 8)
+    yield f"left after {to(bert)} updates, TUPE-R after {to(tupe)} ({count} runs each, of eight seeds)"
 
 
 def results(e: Evidence) -> Iterator[str]:
     runs = e.runs
     delays = [one.delay for stage in ("decide", "lasting") for model in TUPES for one in e.of(stage, model)]
     yield f"a head start of {round(np.mean(delays), -2):,.0f} updates, which longer training wears away."
-    yield f"TUPE-A leaves it after {e.exits('decide', 'tupe_a')} updates, BERT-A after {e.exits('decide', 'bert_a')}."
+    yield f"as in BERT, leaves it after {e.exits('decide', 'bert_a')} updates."
+    yield f"have logits of their own, leaves it after {e.exits('decide', 'tupe_a')}."
     first = mean(e.gain("decide", "tupe_a"))
-    yield f"So TUPE-A is {first} bits per masked token ahead after 5,000 updates with a rate that decays (five seeds)."
+    yield f"TUPE-A is {first} bits per masked token ahead after 5,000 updates with a rate that decays (five seeds)."
     short, long = (number(one.mean, 2) for one in gaps(runs, "lasting", "tupe_a"))
     yield f"At a constant rate it is {short} bits ahead after 4,000 updates, and {long} after 8,000 (three seeds)."
     near, far = (mean(e.gap("lasting", "tupe_a", n)) for n in (1000, 4000))
@@ -290,8 +292,8 @@ def results(e: Evidence) -> Iterator[str]:
     fits = [one.fit for one in e.of("lasting", "tupe_a")]
     offset = with_interval([fit.offset for fit in fits], 2)
     yield f"BERT-A's curve is TUPE-A's, {span(fit.delay for fit in fits)} updates later and {offset} bits higher"
-    at_one_rate = with_interval([one.gaps[3000] for one in e.leads if one.run.stage == "tiny_same_rate"], 2)
-    yield f"At one rate, TUPE-A is {at_one_rate} bits ahead 3,000 updates after the exits (three seeds)."
+    near, far = (e.gap("tiny_same_rate", "tupe_a", n) for n in (1000, 3000))
+    yield f"its lead is {mean(near)} bits 1,000 updates after the exits, and {far} after 3,000"
     yield f"three times as large leaves after {e.exits('bundle', 'absolute_0.06')} updates, and gains "
     larger, behind = e.gain("bundle", "absolute_0.06"), e.gap("bundle", "absolute_0.06", 2000, -1)
     yield f"gains {larger} bits. But 2,000 updates after the exit it is {behind} bits *behind*"
@@ -314,12 +316,14 @@ def results(e: Evidence) -> Iterator[str]:
     for pair, change in {**CHANGES, BESIDE: "no terms of words and positions together"}.items():
         yield row(change, *(text for of in (mini, tiny) for text in (gain(of[pair].contrast), of[pair].verdict)))
     yield f"mini models left the plateau after {e.exits('bundle', 'untied_raw')} of 5,000 updates"
-    for stage, size, rate in (("tiny_lasting", "tiny", ", at twice BERT-A's rate"), ("lasting", "mini", "")):
-        of_both, after = [gaps(runs, stage, model) for model in TUPES], [gap_after_exit(runs, stage, m) for m in TUPES]
-        for updates, ones in zip(("4,000", "8,000"), zip(*of_both, strict=True), strict=True):
-            yield row(size, updates, str(len(ones[0].differences)), *(cell(one, digits=2) for one in ones))
-        ones, (n, _) = zip(*after, strict=True)
-        yield row(size, f"{n:,} after exit{rate}", "3", *(cell(one, digits=2) for one in ones))
+    for stage, name, n in (
+        ("tiny_lasting", "tiny, TUPE at twice BERT-A's rate", 3000), ("tiny_same_rate", "tiny, at one rate", 3000),
+        ("lasting", "mini, at one rate", 4000),
+    ):  # fmt: skip
+        for updates in (4000, 8000):
+            yield row(name, f"{updates:,}", "3", *gains_at_a_constant_rate(runs, stage, updates))
+        after = [e.gap(stage, model, n) if e.of(stage, model) else "–" for model in TUPES]
+        yield row(name, f"{n:,} after exit", "3", *after)
     short, long = (
         to([e.differences(stage, "bert_a", m).differences[seed] for m in TUPES for seed in (1, 2)], 2)
         for stage in ("controls", "longer")
@@ -330,6 +334,13 @@ def results(e: Evidence) -> Iterator[str]:
     yield f"In {count} mini models with a loss below 6.6 bits, accuracy on Zorro's minimal pairs ("
     yield f"rises by {slope:.1f} points per bit of lower loss (R^2 {r2:.2f})."
     yield f"No encoding's mean is more than {most:.1f} points from"
+
+
+def gains_at_a_constant_rate(runs: Runs, stage: str, updates: int) -> list[str]:
+    """Both TUPEs' gains in final loss over BERT-A, a dash for one that is not in the stage."""
+    bert = runs.finals("tiny_lasting" if stage == "tiny_same_rate" else stage, updates=updates)["bert_a"]
+    finals = runs.finals(stage, updates=updates)
+    return [cell(contrast(bert, finals[m]), digits=2) if m in finals else "–" for m in TUPES]
 
 
 def cost(model: str, length: int) -> str:
