@@ -172,6 +172,15 @@ def test_l2_starts_with_smaller_values(normaliser):
         assert weight.std().item() == pytest.approx(expected, rel=0.03)
 
 
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_compiled_layers_do_not_change_which_positions_are_drawn(kind):
+    """Columns of padding would have positions drawn, too."""
+    encoder = Encoder(vocab=50, pad=1, layers=1, width=8, heads=2, ffn=8, max_positions=128, places=kind)
+    encoder.compiled, tokens = True, torch.randint(4, 50, (2, 100))
+    assert encoder.pad_columns(tokens, None)[0].size(1) == (128 if kind == "consecutive" else 100)
+    assert encoder.eval().pad_columns(tokens, None)[0].size(1) == 128
+
+
 @pytest.mark.parametrize("position", SCHEMES)
 def test_one_seed_gives_one_set_of_shared_weights(position):
     """Whatever the encoding, what is not part of it starts from the same weights, and what is built next, too."""

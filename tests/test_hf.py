@@ -1,6 +1,7 @@
 """`import tupe.hf`: transformers' Auto classes, in a process of their own, since they never forget a registration."""
 
 import json
+import linecache
 
 import pytest
 import torch
@@ -70,6 +71,25 @@ def save_tokenizer(folder):
     )
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>").save_pretrained(folder)
+
+
+def test_two_files_of_encodings_do_not_share_a_name(tmp_path):
+    """They are saved as one file, where the second definition would count for both."""
+    from tupe.configuration_tupe import own_code
+    from tupe.positions import SCHEMES, load_scheme_file
+
+    for name in ("one", "two"):
+        code = SCHEME.replace("bare_slope", f"slope_{name}").replace("BareSlope", f"Slope{name}")
+        (tmp_path / f"{name}.py").write_text(code + f"\ndef of_{name}(): pass\n")
+        load_scheme_file(tmp_path / f"{name}.py")
+    try:
+        assert "def of_two" in own_code("slope_one+slope_two")["own_schemes.py"]
+        (tmp_path / "two.py").write_text((tmp_path / "two.py").read_text() + "\ndef of_one(): pass\n")
+        linecache.checkcache()
+        with pytest.raises(ValueError, match=r"one\.py and .*two\.py both define of_one"):
+            own_code("slope_one+slope_two")
+    finally:
+        del SCHEMES["slope_one"], SCHEMES["slope_two"]
 
 
 @pytest.mark.thorough

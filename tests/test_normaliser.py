@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sacremoses import MosesTokenizer
 
-from tupe.normaliser import CACHED_LENGTH, Aligned, Normaliser, Span, _nfkc, clean, is_blank
+from tupe.normaliser import CACHED_LENGTH, Aligned, Normaliser, Raw, Span, _nfkc, clean, is_blank
 
 NORMALISER = Normaliser()
 NLP = spacy.blank("en")
@@ -82,9 +82,17 @@ def test_other_languages_and_capitals(language):
 def test_a_language_that_is_not_there():
     with pytest.raises(ValueError, match="language 'qq': .*import language qq"):
         Normaliser(language="qq")
-    with pytest.raises(ValueError, match="language 'th': .* or give xx, or --sentences lines or none"):
-        Normaliser(language="th")
+    with pytest.raises(ValueError, match="language 'th': .*; or give --sentences lines or none"):
+        Normaliser(language="th")  # for xx a sentence of Thai is one word
+    with pytest.raises(ValueError, match="language 'ko': .*; or give xx, or --sentences lines or none"):
+        Normaliser(language="ko")
     assert Normaliser(language="th", sentences="none").tokens("ab. C") == ["ab.", "c"]
+
+
+@pytest.mark.parametrize("mode, line", [("rules", "a b c"), ("lines", "  a b c"), ("none", "  a b c")])
+def test_text_for_a_tokeniser_is_one_line(mode, line):
+    """As a corpus, which is read line by line; where white space may matter, a line keeps what it begins with."""
+    assert Raw(sentences=mode).clean("  a \n\nb\nc\n") == line
 
 
 @pytest.mark.parametrize("text", ["", " \t\u2028", "\u200b", " \ufeff\u00ad ", "\x00\x07"])

@@ -57,6 +57,17 @@ def padding():
     return mask
 
 
+def test_encodings_start_as_in_the_encoder():
+    """BERT's values: PyTorch's own are an order of magnitude larger."""
+    layers = [
+        part for part in PositionEncoding("cpb+untied", width=256, heads=4).modules() if isinstance(part, nn.Linear)
+    ]
+    assert len(layers) >= 4
+    for layer in layers:
+        assert layer.bias is None or not layer.bias.any()
+        assert 0.015 < layer.weight.std() < 0.025
+
+
 @pytest.mark.parametrize("position, cls", [(n, "tied") for n in NAMES + SUMS] + [(n, "untied") for n in UNTIED])
 def test_equals_the_encoder(position, cls):
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """The configuration of an encoder in the transformers library."""
 
+import ast
 import inspect
 import re
 import sys
@@ -49,10 +50,10 @@ AUTO_MAP = {"AutoConfig": "configuration_tupe.TupeConfig"} | {
 def own_code(position: str) -> dict[str, str]:
     """{file: code} of the user's encodings in `position`, for a folder that is loaded without this package: the files
     that define them, as one, which imports its neighbours. Nothing where there are none, or where they come from such a
-    folder. Raises ValueError for code that cannot move."""
+    folder. Raises ValueError for code that cannot move, or files that define the same name."""
     modules = {SCHEMES[part.name].__module__: part.name for part in parse(position)}
     own = {module: name for module, name in modules.items() if module.rpartition(".")[2] not in (*FAMILIES, OWN)}
-    codes, files = [], []
+    codes, files, definer = [], [], {}
     for module, name in own.items():
         try:
             file, code = str(inspect.getsourcefile(sys.modules[module])), inspect.getsource(sys.modules[module])
@@ -64,11 +65,28 @@ def own_code(position: str) -> dict[str, str]:
         if line := re.search(r"^\s*(?:import|from)\s+tupe\b.*", code, re.MULTILINE):
             raise ValueError(f"{file}: {line[0].strip()!r} cannot be saved; write `from tupe.MODULE import NAME`")
         files.append(file.replace("\\", "/").rpartition("/")[2])
+        for defined in names_defined_in(code):
+            if definer.setdefault(defined, file) != file:
+                raise ValueError(
+                    f"{definer[defined]} and {file} both define {defined}, and are saved as one; rename it"
+                )
         codes.append(f"# A user's own code, not the project's: {files[-1]}\n{code.rstrip()}\n")
     return {f"{OWN}.py": "\n\n".join([*codes, f"FILES = {files}\n"])} if own else {}
 
 
 OWN = "own_schemes"  # the module for it
+
+
+def names_defined_in(code: str) -> set[str]:
+    """The functions, classes and variables of a module."""
+    found = set()
+    for node in ast.parse(code).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return found
 
 
 class TupeConfig(PretrainedConfig):

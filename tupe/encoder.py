@@ -260,10 +260,14 @@ class Stack(nn.Module):
             if isinstance(norm, nn.LayerNorm | nn.RMSNorm):
                 norm.eps = self.config.layer_norm_eps
 
+    @property
+    def draws_positions(self) -> bool:
+        return self.training and self.config.places != "consecutive"
+
     def token_positions(self, tokens: Tensor) -> TokenPositions:
         """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
         Raises ValueError for a sequence that is too long."""
-        if self.training and self.config.places != "consecutive":
+        if self.draws_positions:
             return draw_positions(tokens.size(1), self.config.max_positions, self.config.places, tokens.device)
         return self.positions.token_positions(tokens.size(1), tokens.device)
 
@@ -419,9 +423,10 @@ class Encoder(Stack):
 
     def pad_columns(self, tokens: Tensor, output_indices: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
         """Tokens [B, L] with columns of padding, so that compiled layers meet few lengths; the indices [n] of the same
-        outputs; the number of columns. Where nothing is compiled, there are none."""
+        outputs; the number of columns. Where nothing is compiled, and where positions are drawn, whose distribution
+        depends on the length, there are none."""
         length, extra = tokens.size(1), 0
-        if self.compiled and not is_traced():
+        if self.compiled and not is_traced() and not self.draws_positions:
             extra = max(0, min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.config.max_positions) - length)
         if extra:
             tokens = F.pad(tokens, (0, extra), value=self.pad)

@@ -308,7 +308,8 @@ class _Sentencizer:
             nlp = spacy.blank(language)
         except ImportError as error:
             reason = " ".join(str(error).split())[:120]
-            raise ValueError(f"language {language!r}: {reason}; or give xx, or --sentences lines or none") from None
+            other = "" if language in UNSPACED else "xx, or "  # whose rules count words between blanks
+            raise ValueError(f"language {language!r}: {reason}; or give {other}--sentences lines or none") from None
         self.tokenizer = nlp.tokenizer
         self.enders = nlp.add_pipe("sentencizer").punct_chars
         self.kinds = functools.lru_cache(CACHE)(self._kinds)
@@ -360,9 +361,12 @@ class Raw:
         self.split: Callable[[str], list[int]] = _Sentencizer(language) if sentences == "rules" else lambda text: [0]
 
     def clean(self, text: str) -> str:
-        """The text without what no tokeniser needs. Halves of surrogate pairs, which JSON may have, become U+FFFD."""
+        """The text without what no tokeniser needs, in one line: a corpus is read line by line, so no model knows
+        line breaks. Halves of surrogate pairs, which JSON may have, become U+FFFD."""
         text = text if text.isascii() else _HALVES.sub("\ufffd", text)
-        return " ".join(text.split()) if self.mode == "rules" else text.rstrip()
+        if self.mode == "rules":
+            return " ".join(text.split())
+        return " ".join(line for line in map(str.rstrip, text.split("\n")) if line)
 
     def sentences(self, text: str) -> list[list[str]]:
         """The sentences of a paragraph, each cut at blanks; "" gives []."""

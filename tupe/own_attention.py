@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .attention import Backend, Batch, attend, mask_logits
 from .backend_sdpa import Sdpa
 from .backends import choose
+from .encoder import init_bert
 from .packing import Packing
 from .positions import SCHEMES, Dims, LayerContext, Positions
 from .token_positions import TokenPositions
@@ -43,7 +44,7 @@ class PositionEncoding(nn.Module):
             raise ValueError(f"width={width} is not a multiple of heads={heads}; give head_dim, or sizes that fit")
         head_dim = head_dim or width // heads
         dims = Dims(max_positions, width, heads, layers, head_dim=head_dim, value_dim=head_dim)
-        self.positions = Positions(position, dims, cls)
+        self.positions = Positions(position, dims, cls).apply(init_bert)
         self.backend = attention
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, "Terms"]:

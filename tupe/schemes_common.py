@@ -77,8 +77,8 @@ class LearnedFrequencies(nn.Module):
 
     The parameter is log omega, without weight decay: a step of Adam's, as large as the learning rate whatever the
     gradient, then changes every frequency by the same share. Steps of omega itself would be larger than the small
-    frequencies are, and decay would lengthen all waves. Under --fp16 log omega is rounded to half precision, as all
-    parameters are (omega by up to 0.4 %); --amp and --autocast bf16 keep it.
+    frequencies are, and decay would lengthen all waves. Under --fp16 and --bf16 log omega is rounded, as all
+    parameters are (omega by up to 0.4 % and 3 %); --amp and --autocast bf16 keep it.
     """
 
     undecayed: tuple[str, ...] = ("log_omega",)

@@ -141,10 +141,12 @@ class Fope(PositionScheme):
     """FoPE (Hua et al., 2025): RoPE, whose cosines and sines are sums over all frequencies.
 
     Of columns (2m, 2m + 1) of head h the cosine is sum_f A[h, f, m] cos(omega_f i), the sine likewise with B. A and B
-    are 1 on the diagonal plus noise of standard deviation std, divided by their sums over f, as the authors' (their
-    noise comes from a Xavier normal of three dimensions, 0.01 for a head of 128). The paper's equation 13 has no such
-    sums. Frequencies with a period longer than the max_positions that the model had
-    when it got the option, which stay with its weights, are left out, and their columns are not rotated.
+    are 1 on the diagonal plus noise of standard deviation std (the authors' comes from a Xavier normal of three
+    dimensions, 0.01 for a head of 128), divided by their sums over f: an option of the authors' code (`fourier_norm`)
+    that is off in it, and that equation 13 has not. Frequencies with a period longer than the max_positions that the
+    model had when it got the option, which stay with its weights, are left out, and their columns are not rotated. All
+    layers share A and B. In the authors' code each layer draws its own, at most half of the column pairs get sums, and
+    the others are turned by 45 degrees and twice as long in q k.
     """
 
     paper, formula = "Hua et al. 2025 (FoPE)", "as rope, cos and sin sums over all frequencies, those of long periods 0"

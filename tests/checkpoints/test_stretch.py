@@ -5,7 +5,7 @@ import torch
 from click.testing import CliRunner
 from helpers import load, pretrain_arguments, train
 
-from tupe.checkpoints.change import stretch, stretch_command
+from tupe.checkpoints.change import TABLE, stretch, stretch_command
 from tupe.checkpoints.trained import read_model
 
 OLD, NEW = 24, 46  # every second position of the new table, counted from the first word, is an old one
@@ -48,6 +48,11 @@ def test_stretched_tables(trained, tmp_path, position, first):
     model = read_model(path).model()
     assert model.config.max_position_embeddings == NEW
     assert model(torch.randint(5, 40, (2, NEW))).logits.isfinite().all()
+
+
+def test_tables_of_encodings_with_any_name_are_found():
+    for key in ("encoder.positions.my-abs.table.weight", "encoder.positions.my-abs.1.table.weight"):
+        assert TABLE.search(key)[1] == "my-abs"
 
 
 def test_training_continues_longer(trained, data, tmp_path):

@@ -19,7 +19,7 @@ SIMPLE += "gnorm=7.556, clip=100, train_wall=0, wall=1, left=0:00:04"
 def test_lines_of_progress_become_rare(tmp_path, capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: clock[0])
-    with console.logged():
+    with console.logged(tmp_path):
         lock(tmp_path)
         for number in range(100):
             clock[0] += 1
@@ -37,7 +37,7 @@ def test_a_traceback_is_in_the_log_once_there_is_one(tmp_path, capsys):
         except RuntimeError:
             return console.keep_traceback()
 
-    with console.logged():
+    with console.logged(tmp_path):
         logging.getLogger("fairseq").info("before")
         assert fail() == "" and "Traceback" in capsys.readouterr().err
         lock(tmp_path)
@@ -50,13 +50,13 @@ def test_a_traceback_is_in_the_log_once_there_is_one(tmp_path, capsys):
     assert log.startswith("$ ") and "x" * 8000 not in said.out and len(said.out.splitlines()) == 1
 
 
-def test_the_root_logger_is_as_before(capsys):
+def test_the_root_logger_is_as_before(capsys, tmp_path):
     root = logging.getLogger()
     handler = logging.StreamHandler(sys.stderr)
     root.addHandler(handler)
     before = list(root.handlers), root.level
     try:
-        with console.logged():
+        with console.logged(tmp_path):
             assert handler not in root.handlers
             logging.getLogger("fairseq").info("unimportant")
             logging.getLogger("fairseq").warning("important")
@@ -65,6 +65,14 @@ def test_the_root_logger_is_as_before(capsys):
         root.removeHandler(handler)
     said = capsys.readouterr()
     assert said.out.endswith("warning: important\n") and "unimportant" not in said.out and not said.err
+
+
+def test_another_file_of_that_name_is_not_the_run_s_log(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    for folder, is_own in ((tmp_path / "run", True), (tmp_path, False)):
+        with (folder / "train.log").open("w") as file:
+            monkeypatch.setattr(console, "STDOUT", f"/proc/self/fd/{file.fileno()}")
+            assert console.is_into_log(tmp_path / "run") == is_own
 
 
 @pytest.mark.parametrize(("engine", "into_log"), [("fairseq", False), ("torch", True)])

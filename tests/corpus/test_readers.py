@@ -73,6 +73,17 @@ def test_plain_text_in_every_compression(tmp_path, suffix):
     assert texts(tmp_path / f"a.txt{suffix}") == DOCUMENTS
 
 
+def test_a_dump_names_files_and_categories_in_its_language(tmp_path):
+    names = '<namespace key="6">Datei</namespace><namespace key="14">Kategorie</namespace><namespace key="0" />'
+    text = "Ein Haus. [[datei:Haus.jpg|mini|hochkant=1.2|Ein Bild]] Das [[Kategorie-Problem]].\n[[ Kategorie :Physik]]"
+    dump = wiki(page(text=text)).replace(
+        b"<siteinfo/>", f"<siteinfo><namespaces>{names}</namespaces></siteinfo>".encode()
+    )
+    (tmp_path / "a.xml").write_bytes(dump)
+    (document,), _ = read_all(tmp_path / "a.xml")
+    assert " ".join(" ".join(paragraphs(document)).split()) == "Ein Haus. Das Kategorie-Problem."
+
+
 def test_a_line_of_invisible_characters_is_empty(tmp_path):
     """For lines and books."""
     lines = ["one", "\u200b", "two", " \ufeff\u00ad", "\u200bthree"]

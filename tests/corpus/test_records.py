@@ -103,6 +103,18 @@ def test_a_quotation_mark_that_stays_open_swallows_no_row(tmp_path, name, conten
     assert stats.dropped == {"file: damaged, read up to there": 1}
 
 
+@pytest.mark.parametrize(
+    "row, why", [('2,"Good" movie', "expected after .* --unquoted"), ("2,a\rb", "a carriage return in a field without")]
+)
+def test_a_bad_row_of_one_line_loses_no_other(tmp_path, row, why):
+    (tmp_path / "a.csv").write_bytes(f"id,text\n1,One\n{row}\n3,Three\n4,Four\n".encode())
+    with pytest.raises(ValueError, match=f"a.csv, line 3: .*{why}"):
+        read(tmp_path / "a.csv")
+    documents, stats = read(tmp_path / "a.csv", errors="replace")
+    assert [document.text for document in documents] == ["One", "Three", "Four"]
+    assert list(stats.dropped.values()) == [1] and next(iter(stats.dropped)).startswith("document: ")
+
+
 def test_quotation_marks_may_be_text(tmp_path):
     """As in most .tsv files of data sets: none is lost, and none joins rows."""
     (tmp_path / "a.tsv").write_text('id\ttext\n1\t"one\n2\tsaid "two"\n3\t"three"\n')

@@ -55,6 +55,9 @@ def test_malformed_qqp_rows_are_dropped_and_counted(tmp_path):
     )
     rows, dropped = read_split("QQP", "train", tmp_path / "train.tsv")
     assert len(rows) == 2 and dropped == {"no 'question1'": 1, "no 'question2'": 1, "no label": 1}
+    write_lines(tmp_path / "test.tsv", ["id\tquestion1\tquestion2", "0\ta\tb", "1\tbroken", "2\tc\td"])
+    with pytest.raises(ValueError, match=r"test.tsv, line 3"):  # else the next prediction would have its number
+        read_split("QQP", "test", tmp_path / "test.tsv")
 
 
 def test_only_line_feeds_end_a_row(tmp_path):

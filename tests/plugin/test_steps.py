@@ -125,6 +125,22 @@ def test_a_process_that_hangs_ends_itself(data, tmp_path):
     assert re.fullmatch(r"no progress for 1 s, in <lambda> \(.*test_steps.py:\d+\)", read(tmp_path).failure["reason"])
 
 
+@pytest.mark.parametrize("most, batches", [(0, 4), (1, 1), (2, 2)])
+def test_a_validation_takes_as_many_batches_as_asked_for(data, tmp_path, most, batches):
+    """fairseq's takes one more, and with 0 one instead of all."""
+    scored, valid_step = [], Trainer.valid_step
+
+    def counted(trainer, sample, *args, **kwargs):
+        scored.append(sample["nsentences"])
+        return valid_step(trainer, sample, *args, **kwargs)
+
+    words = ["--max-update=1", "--batch-size-valid=1", f"--max-valid-steps={most}"]
+    with mock.patch.object(Trainer, "valid_step", counted):
+        config = parsed(arguments(data, tmp_path, *words))
+        launch.train(config)
+    assert len(scored) == batches and (config.dataset.max_valid_steps or 0) == most
+
+
 def test_progress_lines_without_a_terminal_show_the_time_left(data, tmp_path, caplog, capfd):
     with caplog.at_level(logging.INFO):
         launch.train(parsed(arguments(data, tmp_path, "--log-format=tqdm")))

@@ -161,6 +161,17 @@ def test_a_change_of_ones_own_is_accepted(folders, tmp_path):
     assert read_model(copy).config.layer_norm_eps == 1e-6
 
 
+def test_what_a_run_still_writes_is_not_accepted_as_it_is(folders, tmp_path):
+    run = shutil.copytree(folders / "torch", tmp_path / "run")
+    (run / "config.json").write_text((run / "config.json").read_text() + " ")
+    assert CliRunner().invoke(main, ["verify", "--accept", str(run)]).exit_code == 0
+    with (run / "train.log").open("a") as log:
+        log.write("the next start\n")
+    shutil.rmtree(run / "checkpoint-4")
+    whole = CliRunner().invoke(main, ["verify", str(run)])
+    assert whole.exit_code == 0, whole.output
+
+
 def test_a_folder_says_what_made_it_and_from_what(folders, small, vocabulary):
     made = checksums.read_signed(folders / "export" / "checksums.json")
     assert made["version"] == tupe.__version__ and made["command"]

@@ -114,6 +114,13 @@ def test_grids_of_other_recipes(tmp_path, recipe, grid, command, folders):
     assert "--no-save" not in jobs[0].command
 
 
+def test_every_job_has_a_curve_of_its_own(tmp_path):
+    jobs = Sweep.plan("pretrain", tmp_path, parse_grid(["seed=1,2"]), ["--tensorboard-logdir=curves"]).jobs
+    assert [[word for word in job.command if "curves" in word] for job in jobs] == [
+        ["--tensorboard-logdir=curves/seed1"], ["--tensorboard-logdir=curves/seed2"],
+    ]  # fmt: skip
+
+
 def test_a_number_has_one_spelling(tmp_path):
     for text in ("2e-5", "0.00002", "2E-05"):
         (job,) = Sweep.plan("pretrain", tmp_path, {"lr": [text]}).jobs
@@ -163,6 +170,7 @@ def test_words_are_options_or_overrides():
         (["--save-dir=x"], "--save-dir is set by the sweep"),
         (["--recipe=pretrain"], "no --grid"),
         (["--data=nowhere"], "nowhere holds no prepared task"),
+        (["--recipe=pretrain", "--grid=seed=1,2", "--report"], "--report is of fine-tunings, and --recipe pretrain"),
         (["--arhc=bert_a"], "no such option --arhc"),  # what the first job's command says
     ],
 )

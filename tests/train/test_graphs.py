@@ -13,6 +13,7 @@ from tupe.encoder import Stack
 from tupe.packing import NO_PADDING, Packing
 from tupe.train import graphs, pretrain
 from tupe.train.loop import Place
+from tupe.train.saved import newest
 from tupe.train.settle import settle
 
 
@@ -54,17 +55,18 @@ def recorded(monkeypatch):
     return SimpleNamespace(graphs=made, memories=memories)
 
 
-def losses(data, folder, *words):
-    """[(loss, gradient norm)] of every update, by the loop in this process; its model."""
+def losses(data, folder, *words, updates=8, checkpoint=(0, None)):
+    """[(loss, gradient norm)] of every update, by the loop in this process; the loop. checkpoint: (updates, folder) of
+    one to go on from."""
     words = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1",
              "--batch-size=4", "--max-update=8", "--num-workers=0", "--attention=sdpa", *words]  # fmt: skip
     recipe = settle(read("pretrain", words), gpus=1)
     run = SimpleNamespace(writes=False, reach=id, progress=SimpleNamespace(**dict.fromkeys(
         ("begin", "passed", "move", "spoke"), lambda *args: None), time_left=id))  # fmt: skip
     symbols = read_symbols(data)
-    loop = pretrain.Pretraining(recipe, str(data), symbols, run, Place(torch.device("cpu")), 8, 0)
+    loop = pretrain.Pretraining(recipe, str(data), symbols, run, Place(torch.device("cpu")), updates, checkpoint[0])
     loop.due = lambda: (True, False, False)
-    loop.train(None)
+    loop.train(checkpoint[1])
     return [(entry["loss"], entry["grad_norm"]) for entry in loop.log], loop
 
 
@@ -82,6 +84,17 @@ def test_training_by_graphs_is_training(precision, data, tmp_path, recorded):
     shapes = list(graphed.graphs.recorded)
     assert len(recorded.graphs) == len(shapes) == 3  # full batches, the last one of an epoch, one that fills an update
     assert recorded.memories == [None] + [recorded.graphs[0].memory] * (len(shapes) - 1)
+
+
+def test_a_run_by_graphs_goes_on(data, tmp_path, recorded):
+    """From a checkpoint, with the optimizer's state: gradients that are there before it is loaded would hide it."""
+    words = ["--precision=float32", "--dropout=0", "--attention-dropout=0"]
+    _, plain = losses(data, tmp_path, "--compile=no", *words, updates=4)
+    plain.run.writes, plain.run.folder, plain.keeps = True, tmp_path, (1, -1)
+    plain.save()
+    whole, _ = losses(data, tmp_path, "--compile=no", *words)
+    resumed, _ = losses(data, tmp_path, "--compile=graphs", *words, checkpoint=newest(tmp_path))
+    torch.testing.assert_close(torch.tensor(resumed), torch.tensor(whole), rtol=1e-4, atol=0)
 
 
 def test_draws_of_a_recording_do_not_count(recorded):

@@ -42,7 +42,7 @@ from tupe.run.folder import locked
 from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, read, state_of, updates_of
 from tupe.train import launch, pretrain
 from tupe.train.loop import HalfCopy
-from tupe.train.saved import STATE, checkpoints, newest
+from tupe.train.saved import STATE, checkpoints, keep, newest
 from tupe.train.settle import settle
 
 TINY = ["--arch=tupe_r_tiny", "--tokens-per-sample=24", "--lr=0.01", "--warmup-updates=2", "--log-interval=1"]
@@ -313,6 +313,23 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(data, whole, 
     assert ended(begin(data, folder, *words, log=tmp_path / "log")) == REFUSED
     assert "and no other there is whole" in (tmp_path / "log").read_text().splitlines()[-1]
     assert newest(folder)[0] == 14
+
+
+def test_checkpoints_after_a_damaged_one_are_kept(tmp_path):
+    """The damaged one has more updates than those of the run that goes on from before it."""
+
+    def there():
+        return [*checkpoints(tmp_path)]
+
+    for updates in (3, 6, 9, 20):
+        (tmp_path / f"checkpoint-{updates}").mkdir()
+        (tmp_path / f"checkpoint-{updates}" / STATE).write_text("{}")
+    keep(tmp_path, 9, 2, -1)
+    assert there() == [6, 9, 20]
+    keep(tmp_path, 9, 1, 6)
+    assert there() == [6, 9, 20]
+    keep(tmp_path, 20, 1, -1)
+    assert there() == [20]
 
 
 class Poison:
@@ -613,6 +630,8 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--tensorboard-logdir", "--seed=9"], "--tensorboard-logdir: expected one argument"),
         (["--valid-subset="], "--valid-subset is ''; valid: a text"),
         (["--cooldown-updates=3"], "--cooldown-updates: valid with --lr-scheduler constant_cooldown"),
+        (["--task=masked_lm"], "--task masked_lm: valid with --engine torch: tupe_masked_lm"),
+        (["--max-update=0", "--max-epoch=2"], "polynomial_decay needs the length of the run: give --total-num-update"),
         ([*CONSTANT, "--cooldown-updates=14"], "1 updates of warm-up and 14 of cool-down: valid: at most 14 in all"),
     ],
 )  # fmt: skip

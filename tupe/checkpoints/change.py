@@ -20,7 +20,7 @@ from .export import export, text_option
 from .trained import FINGERPRINT, Trained, read_model, settings_of
 
 POSITIONS = "encoder.positions."
-TABLE = re.compile(r"positions\.(\w+)\.(?:\d+\.)?table\.weight$")
+TABLE = re.compile(r"positions\.([\w-]+)\.(?:\d+\.)?table\.weight$")
 
 
 def average(paths: Sequence) -> Trained:

@@ -226,7 +226,7 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
     where = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={machine['nodes']}", f"--node-rank={machine['node_rank']}"]
     where += [f"--master-addr={machine['master_addr']}", f"--master-port={machine['master_port']}"]
     prepare = import_module(f"..{ENGINES[engine]}.launch", __package__).prepare
-    with console.logged():
+    with console.logged(Path(settings["save_dir"])):
         shown, train = prepare(settings, data, processes, gpus, dry_run, machine["micro_batch_size"])
         if dry_run:
             several = processes > 1 and engine == "fairseq"

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..run import record as records
 from ..run.folder import held
 
-NAME = "train.log"
+NAME, STDOUT = "train.log", "/proc/self/fd/1"
 FORMAT = logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s", "%Y-%m-%d %H:%M:%S")
 LONGEST = 200  # characters of a line of the console; a longer one is for the log
 FIRST, SECONDS = 5, 10  # so many lines of progress are shown at once, the others when so many seconds have passed
@@ -46,7 +46,7 @@ class Log(logging.handlers.MemoryHandler):
             file = File(folder / NAME, encoding="utf-8", errors="backslashreplace", delay=True)
             file.setFormatter(FORMAT)
             self.setTarget(file)
-            if not is_into_log():
+            if not is_into_log(folder):
                 with suppress(OSError):
                     file.stream = file._open()
                     file.stream.write(f"$ {records.command_line()}\n")
@@ -79,9 +79,9 @@ class Console(logging.Handler):
             print(f"{time.strftime('%H:%M:%S')} {level}{message}", flush=True)
 
 
-def is_into_log() -> bool:
+def is_into_log(folder: Path) -> bool:
     """Whether the output of this process is the run's log, as in a sweep: nothing is to stand there twice."""
-    return Path(os.path.realpath("/proc/self/fd/1")).name == NAME
+    return os.path.realpath(STDOUT) == os.path.realpath(folder / NAME)
 
 
 def is_short(name: str, message: str) -> bool:
@@ -99,13 +99,14 @@ _log: Log | None = None
 
 
 @contextmanager
-def logged() -> Iterator[None]:
-    """Inside, the log goes where this module says. What libraries set up for the root logger is put aside meanwhile."""
+def logged(folder: Path) -> Iterator[None]:
+    """Inside, the log of a run goes where this module says. What libraries set up for the root logger is put aside
+    meanwhile."""
     global _log
     root = logging.getLogger()
     before, level, _log = list(root.handlers), root.level, Log()
     kept = [handler for handler in before if type(handler) is not logging.StreamHandler]
-    root.handlers[:] = [*kept, _log] if is_into_log() else [*kept, _log, Console()]
+    root.handlers[:] = [*kept, _log] if is_into_log(folder) else [*kept, _log, Console()]
     root.setLevel(os.environ.get("LOGLEVEL", "INFO").upper())
     try:
         yield

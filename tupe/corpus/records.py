@@ -139,14 +139,21 @@ def _rows(file, delimiter):
     csv.field_size_limit(max(csv.field_size_limit(), MAX_DOCUMENT))  # of the whole process
     rows = csv.reader((f"{line}\n" for _, line in file.lines()), delimiter=delimiter, strict=True)
     while True:
-        place = f"{file.path}, line {rows.line_num + 1}"
+        first = rows.line_num + 1
+        place = f"{file.path}, line {first}"
         try:
             row = next(rows, None)
         except csv.Error as error:
-            raise Bad(
-                f"{place}: {error}; a field that begins with a quotation mark must end with one, and double those "
-                "inside: read such marks as text with --unquoted"
-            ) from None
+            why = (
+                f"{error}; a field that begins with a quotation mark must end with one, and double those inside: read "
+            )
+            why += "such marks as text with --unquoted"
+            if "new-line" in str(error):
+                why = "a carriage return in a field without quotation marks"
+            if rows.line_num > first or "unexpected end" in str(error):  # it may hold other rows
+                raise Bad(f"{place}: {why}") from None
+            file.refuse(place, why)
+            continue
         if row is None:
             return
         yield place, row

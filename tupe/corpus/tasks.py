@@ -73,7 +73,8 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
     """(rows as `values_of` has them, {reason: number of rows that were dropped}) of an official file of GLUE's task
     `name`. Raises ValueError with file and line for anything that is not as in the official file."""
     task, stats, labelled = TASKS[name], Stats(), not split.startswith(("test", "ax"))
-    reading = Reading(task.errors, unquoted=True, columns=task.header if labelled else ())
+    errors = task.errors if labelled else "strict"  # predictions are numbered by row
+    reading = Reading(errors, unquoted=True, columns=task.header if labelled else ())
     fields = dict.fromkeys((*task.text, task.label) if labelled else task.text, "")
     rows = read_table(path, fields, task.label, reading, stats)
     if not labelled:
@@ -95,7 +96,7 @@ _encoder: TextEncoder  # of `encoded`, also in the processes that are forked
 
 
 def _encode(texts):
-    clean = _encoder.normaliser.clean  # as the text of pre-training is: white space is one blank
+    clean = _encoder.normaliser.clean  # as the text of pre-training is
     return [[*_encoder.encode(clean(text)), _encoder.ids["</s>"]] for text in texts]
 
 

@@ -69,6 +69,9 @@ def training_options(
         import_user_module(DictConfig({"user_dir": user_dir}))
     values["task.data"] = str(data)
     settings.split(processes, micro_batch_size)
+    for place in ("dataset.batch_size_valid", "dataset.max_valid_steps"):
+        if not values.get(place):  # for fairseq 0 is no batch, and not the default
+            values.pop(place, None)
     values[WORLD_SIZE] = processes  # else fairseq would use every GPU it sees
     if not cuda:
         values["common.cpu"] = True

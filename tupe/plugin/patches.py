@@ -68,6 +68,8 @@ PATCHES = [
           "a checkpoint is progress for `--heartbeat-timeout`", OURS),
     Patch("fairseq_cli.train.validate_and_save", steps.validate_and_save,
           "after a signal, all processes save the last whole update and stop", OURS, BY_TUPE),
+    Patch("fairseq_cli.train.validate", steps.validate,
+          "a validation takes one batch more than `--max-valid-steps`", UNFIXED, BY_TUPE),
     Patch("fairseq_cli.train.get_training_stats", steps.training_stats,
           "every progress line tells the time left", OURS, BY_TUPE),
     Patch("fairseq.distributed.utils.all_gather_list", all_gather_list,

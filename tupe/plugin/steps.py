@@ -76,6 +76,16 @@ def with_progress(trainer: Trainer, *args, original: Callable, **kwargs) -> Any:
     return done
 
 
+def validate(cfg: DictConfig, *args, original: Callable) -> list:
+    """fairseq's, on `max_valid_steps` batches: its own takes one more."""
+    most = cfg.dataset.max_valid_steps
+    cfg.dataset.max_valid_steps = most - 1 if most else None
+    try:
+        return original(cfg, *args)
+    finally:
+        cfg.dataset.max_valid_steps = most
+
+
 def training_stats(stats: dict, original: Callable) -> dict:
     """What a progress line says, with the time left of this process's run."""
     left = None

@@ -19,6 +19,7 @@ from .. import __version__
 from .folder import SAMPLE, SAMPLES, damage_in, fingerprint, write_atomically, write_together
 
 NAME = "checksums.json"
+CHANGING = (NAME, "lock", "record.json", "train.log")  # what a run still writes
 LEVELS = 3  # a file's checksum is in its folder or at most two above: TASK/input0/train.bin
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "tupe", "checked")
 
@@ -92,8 +93,7 @@ def _of(path):
     """The fingerprint of a file, or of what a folder holds itself but for what a run still writes."""
     if path.is_file():
         return fingerprint([path])
-    changing = (NAME, "lock", "record.json", "train.log")
-    return fingerprint(file for file in sorted(path.iterdir()) if file.is_file() and file.name not in changing)
+    return fingerprint(file for file in sorted(path.iterdir()) if file.is_file() and file.name not in CHANGING)
 
 
 def write_sealed(
@@ -105,9 +105,12 @@ def write_sealed(
 
 
 def seal_all(folder: str | Path, command: str = "", read: Iterable[str | Path] = ()) -> None:
-    """`seal` all that is in a folder and below."""
+    """`seal` all that is in a folder and below, but for what a run still writes, and folders with checksums of their
+    own."""
     folder = Path(folder)
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+    own = {path.parent for path in folder.rglob(NAME)} - {folder}
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in CHANGING)
+    files = (path for path in files if not own.intersection(path.parents))
     seal(folder, [str(path.relative_to(folder)) for path in files], command, read=read)
 
 

@@ -110,6 +110,8 @@ class Sweep:
         folder = self.output / values.get("--task", "") / ("_".join(labels) or "run")
         command = self.recipe.split("_")[0]
         words = {**values, "--output": folder, **self.common}
+        if logs := words.get("--tensorboard-logdir"):  # else all jobs would be one curve
+            words["--tensorboard-logdir"] = Path(logs) / folder.relative_to(self.output)
         if command != self.recipe:
             words["--recipe"] = self.recipe
         if command == "finetune":  # its scores are what counts
@@ -238,6 +240,8 @@ def command(recipe, output, grid, retry_failed, jobs, report, dry_run, common):
 
     tupe sweep --recipe finetune --data glue-bin --checkpoint checkpoint_last.pt --output sweep --grid task=CoLA,RTE
     """
+    if report and recipe != config.FINETUNE:
+        raise ValueError(f"--report is of fine-tunings, and --recipe {recipe} pre-trains; leave it out")
     sweep = Sweep.plan(recipe, output, parse_grid(grid), [*common, *options.position_file()])
     if dry_run:
         click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
@@ -248,6 +252,6 @@ def command(recipe, output, grid, retry_failed, jobs, report, dry_run, common):
             runner.check(job)
     sweep.save()
     states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed)
-    if report:
+    if report and {"finished", "failed"}.intersection(states.values()):
         write_report(collect([sweep.output]), sweep.output / "report")
     runner.exit_if_unfinished(states, "sweep")

@@ -111,6 +111,8 @@ def train(settled: Settled, data: str, processes: int, gpus: int, yes: bool = Fa
                 about.begin(device(place.device.type == "cpu"))
             place.wait()  # the first has tidied up the folder
             start, checkpoint = newest_whole(folder)
+            if not place.agrees(start):
+                raise ValueError(f"{folder} has other checkpoints on another node; give one that all nodes share")
             finished = run.earlier and run.earlier.state == "finished"
             if finished and (start >= updates or run.earlier.budget == about.budget):  # even if only the model is left
                 logger.warning(f"{folder} holds the finished run already: nothing to train")

@@ -74,6 +74,10 @@ class Place:
             torch.distributed.all_reduce(values)
         return values
 
+    def agrees(self, number: int) -> bool:
+        """Whether all processes have this number."""
+        return self.summed(torch.tensor(number, device=self.device)).item() == number * self.processes
+
     def wait(self) -> None:
         """Wait for all processes."""
         if self.processes > 1:
@@ -200,7 +204,7 @@ class Loop:
         self.factor = rate_of(recipe, updates)
         self.autocast = torch.autocast(place.device.type, torch.bfloat16, enabled=recipe.autocast == "bf16")
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=recipe.fp16)
-        self.graphs = Graphs(self.passes, computing) if recipe.compile == "graphs" else None
+        self.graphs: Graphs | None = None
         self.sums = torch.zeros(2, dtype=torch.float64, device=place.device)  # since logged: losses, and their number
         self.log, self.trackers = [], trackers(recipe, run) if run.writes else []
         self.keeps = (1, -1)
@@ -218,6 +222,8 @@ class Loop:
         or the weights are not finite, OSError if the disk is full."""
         if checkpoint:
             self.load(checkpoint)
+        if self.recipe.compile == "graphs":  # after loading, which finds no gradients then
+            self.graphs = Graphs(self.passes, self.computing)
         batches = iter(loader(self.dataset, self.batches, self.recipe.num_workers, self.collate))
         self.began = time.monotonic()
         while self.done < self.updates:
@@ -408,7 +414,7 @@ class Loop:
                     put_in_place(begun, path)
             finally:
                 shutil.rmtree(begun, ignore_errors=True)
-            keep(self.run.folder, *self.keeps)
+            keep(self.run.folder, self.done, *self.keeps)
         self.run.progress.move()
         self.saved, self.is_best = self.done, False
         self.place.wait()

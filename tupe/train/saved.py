@@ -44,9 +44,11 @@ def newest_whole(folder: Path) -> tuple[int, Path | None]:
     return 0, None
 
 
-def keep(folder: Path, count: int, pattern: int) -> None:
-    """Delete all checkpoints but the last `count` (-1: none is deleted) and those at multiples of `pattern`."""
-    for updates, path in list(checkpoints(folder).items())[: -count if count > 0 else 0]:
+def keep(folder: Path, done: int, count: int, pattern: int) -> None:
+    """Delete a run's checkpoints but the last `count` (-1: none is deleted) and those at multiples of `pattern`. One of
+    more updates than are `done` is damaged: the run goes on from one before it."""
+    own = [(updates, path) for updates, path in checkpoints(folder).items() if updates <= done]
+    for updates, path in own[: -count if count > 0 else 0]:
         if not (pattern > 0 and updates % pattern == 0):
             shutil.rmtree(path.rename(f"{path}{PARTIAL}"))  # a half of one is none
 

@@ -15,7 +15,7 @@ THEIRS = {ours: place.partition(".")[2] for place, ours in MODEL.items()}  # opt
 SAME = {"optimizer": ("adam", "adamw_fused"), "ddp_backend": ("pytorch_ddp", "fully_sharded")}
 VALID = {  # of these options the words that this engine has
     PRETRAIN: {
-        **SAME, "criterion": ("masked_lm", "masked_lm_chunked"),
+        **SAME, "task": ("tupe_masked_lm",), "criterion": ("masked_lm", "masked_lm_chunked"),
         "lr_scheduler": ("polynomial_decay", "constant_cooldown", "polynomial_decay_ratio"),
     },
     FINETUNE: {
@@ -140,6 +140,11 @@ def check_schedule(settled: Settled) -> None:
     for name in ("warmup_updates", "total_num_update") if by_share else ("warmup_ratio",):
         if OPTIONS[name].place in settled.changed:
             raise ValueError(f"{OPTIONS[name].flag} does not go with --lr-scheduler {settled.lr_scheduler}")
+    if not (by_share or total):
+        raise ValueError(
+            f"--lr-scheduler {settled.lr_scheduler} needs the length of the run: give --total-num-update, or "
+            "--lr-scheduler polynomial_decay_ratio"
+        )
     if settled.lr_scheduler != "constant_cooldown":
         if cooldown:
             raise ValueError("--cooldown-updates: valid with --lr-scheduler constant_cooldown")
