@@ -43,7 +43,7 @@ def commands_of(page):
         for program, words in PROGRAM.findall(line):
             words = shlex.split(words)
             script = words[0].removeprefix("scripts/") if program in ("bash", "sbatch") else ""
-            if script in ("pretrain.sh", "pretrain.sbatch", "finetune.sh") and words[1:]:
+            if script in ("pretrain.sh", "pretrain.sbatch") and words[1:]:
                 yield "tupe", [script.partition(".")[0], *words[1:]]
             elif script == "glue_sweep.sh" and words[1:]:
                 yield "tupe", ["sweep", *words[1:]]

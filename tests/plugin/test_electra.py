@@ -255,7 +255,7 @@ def arguments(data, save_dir, *more):
 
 @pytest.mark.thorough
 def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path):
-    """What scripts/finetune.sh does with an ELECTRA checkpoint is what it does with any."""
+    """As any checkpoint is."""
     train(arguments(vocabulary, tmp_path / "electra", "--max-update=2"))
     checkpoint = tmp_path / "electra" / "checkpoint_last.pt"
     finetune(
