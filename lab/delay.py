@@ -130,7 +130,9 @@ def leads(runs: Runs | None = None) -> list[Lead]:
             # at the same rate, or at the only one that it has
             bert = berts.get(trial.lr) or (next(iter(berts.values())) if len(berts) == 1 else None)
             one = lead(trial, curves[trial], curves.get(bert))
-            if bert and bert.updates == trial.updates and bert != trial:
+            # the third protocol's final losses are of all held-out text, those before of its first 400,000 tokens
+            same_text = bert and (bert.stage in THIRD) == (trial.stage in THIRD)
+            if bert and same_text and bert.updates == trial.updates and bert != trial:
                 one.gain = runs.losses[bert] - runs.losses[trial]
             found.append(one)
     return found

@@ -173,12 +173,21 @@ def test_l2_starts_with_smaller_values(normaliser):
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
-def test_compiled_layers_do_not_change_which_positions_are_drawn(kind):
-    """Columns of padding would have positions drawn, too."""
-    encoder = Encoder(vocab=50, pad=1, layers=1, width=8, heads=2, ffn=8, max_positions=128, places=kind)
-    encoder.compiled, tokens = True, torch.randint(4, 50, (2, 100))
-    assert encoder.pad_columns(tokens, None)[0].size(1) == (128 if kind == "consecutive" else 100)
-    assert encoder.eval().pad_columns(tokens, None)[0].size(1) == 128
+@pytest.mark.parametrize("position", ["absolute", "t5+shaw+shaw_values", "untied"])
+def test_columns_that_compiled_layers_append_change_nothing(position, kind):
+    """Also not which positions are drawn."""
+    encoder = Encoder(
+        vocab=50, pad=1, layers=2, width=8, heads=2, ffn=8, max_positions=128, places=kind, position=position,
+        dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    tokens, found = torch.randint(4, 50, (2, 100)), []
+    tokens[1, 70:] = 1
+    for encoder.compiled in (False, True):
+        assert encoder.pad_columns(tokens, None)[0].size(1) == (128 if encoder.compiled else 100)
+        torch.manual_seed(1)
+        features, _ = encoder(tokens)
+        found.append(features[tokens.ne(1)])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("position", SCHEMES)

@@ -80,13 +80,13 @@ def test_two_files_of_encodings_do_not_share_a_name(tmp_path):
 
     for name in ("one", "two"):
         code = SCHEME.replace("bare_slope", f"slope_{name}").replace("BareSlope", f"Slope{name}")
-        (tmp_path / f"{name}.py").write_text(code + f"\ndef of_{name}(): pass\n")
+        (tmp_path / f"{name}.py").write_text(code + f"\nSAME = 1\ndef of_{name}(): return {name!r}\n")
         load_scheme_file(tmp_path / f"{name}.py")
     try:
         assert "def of_two" in own_code("slope_one+slope_two")["own_schemes.py"]
-        (tmp_path / "two.py").write_text((tmp_path / "two.py").read_text() + "\ndef of_one(): pass\n")
+        (tmp_path / "two.py").write_text((tmp_path / "two.py").read_text() + "\ndef of_one(): return 2\n")
         linecache.checkcache()
-        with pytest.raises(ValueError, match=r"one\.py and .*two\.py both define of_one"):
+        with pytest.raises(ValueError, match=r"one\.py and .*two\.py define of_one differently"):
             own_code("slope_one+slope_two")
     finally:
         del SCHEMES["slope_one"], SCHEMES["slope_two"]

@@ -50,10 +50,10 @@ AUTO_MAP = {"AutoConfig": "configuration_tupe.TupeConfig"} | {
 def own_code(position: str) -> dict[str, str]:
     """{file: code} of the user's encodings in `position`, for a folder that is loaded without this package: the files
     that define them, as one, which imports its neighbours. Nothing where there are none, or where they come from such a
-    folder. Raises ValueError for code that cannot move, or files that define the same name."""
+    folder. Raises ValueError for code that cannot move, or files that define a name differently."""
     modules = {SCHEMES[part.name].__module__: part.name for part in parse(position)}
     own = {module: name for module, name in modules.items() if module.rpartition(".")[2] not in (*FAMILIES, OWN)}
-    codes, files, definer = [], [], {}
+    codes, files, definitions = [], [], {}
     for module, name in own.items():
         try:
             file, code = str(inspect.getsourcefile(sys.modules[module])), inspect.getsource(sys.modules[module])
@@ -65,11 +65,10 @@ def own_code(position: str) -> dict[str, str]:
         if line := re.search(r"^\s*(?:import|from)\s+tupe\b.*", code, re.MULTILINE):
             raise ValueError(f"{file}: {line[0].strip()!r} cannot be saved; write `from tupe.MODULE import NAME`")
         files.append(file.replace("\\", "/").rpartition("/")[2])
-        for defined in names_defined_in(code):
-            if definer.setdefault(defined, file) != file:
-                raise ValueError(
-                    f"{definer[defined]} and {file} both define {defined}, and are saved as one; rename it"
-                )
+        for defined, what in definitions_in(code).items():
+            other, before = definitions.setdefault(defined, (file, what))
+            if before != what:
+                raise ValueError(f"{other} and {file} define {defined} differently, and are saved as one; rename it")
         codes.append(f"# A user's own code, not the project's: {files[-1]}\n{code.rstrip()}\n")
     return {f"{OWN}.py": "\n\n".join([*codes, f"FILES = {files}\n"])} if own else {}
 
@@ -77,15 +76,15 @@ def own_code(position: str) -> dict[str, str]:
 OWN = "own_schemes"  # the module for it
 
 
-def names_defined_in(code: str) -> set[str]:
-    """The functions, classes and variables of a module."""
-    found = set()
+def definitions_in(code: str) -> dict[str, str]:
+    """{name: its definition} of the functions, classes and variables of a module."""
+    found = {}
     for node in ast.parse(code).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            found[node.name] = ast.dump(node)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            names = (part for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store))
+            found |= {name.id: ast.dump(node) for name in names}
     return found
 
 

@@ -264,11 +264,14 @@ class Stack(nn.Module):
     def draws_positions(self) -> bool:
         return self.training and self.config.places != "consecutive"
 
-    def token_positions(self, tokens: Tensor) -> TokenPositions:
+    def token_positions(self, tokens: Tensor, extra: int = 0) -> TokenPositions:
         """The positions of [B, L] tokens, for all rows the same: 0 .. L-1, or in training what `config.places` draws.
-        Raises ValueError for a sequence that is too long."""
+        extra: columns of padding at the end, for which none are drawn. Raises ValueError for a sequence that is too
+        long."""
         if self.draws_positions:
-            return draw_positions(tokens.size(1), self.config.max_positions, self.config.places, tokens.device)
+            length = tokens.size(1) - extra
+            drawn = draw_positions(length, self.config.max_positions, self.config.places, tokens.device)
+            return drawn.padded(extra)
         return self.positions.token_positions(tokens.size(1), tokens.device)
 
     def packing(self, tokens: Tensor, num_tokens: int | None = None) -> Packing:
@@ -413,7 +416,7 @@ class Encoder(Stack):
         tokens, output_indices, extra = self.pad_columns(tokens, output_indices)
         if extra and vectors is not None:
             vectors = F.pad(vectors, (0, 0, 0, extra))
-        packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens)
+        packing, positions = self.packing(tokens, num_tokens), self.token_positions(tokens, extra)
         x = self.embed(tokens, packing, positions, vectors)
         x, hiddens = self.transform(x, positions, packing, return_all_hiddens, output_indices, backend)
         if extra:
@@ -423,10 +426,9 @@ class Encoder(Stack):
 
     def pad_columns(self, tokens: Tensor, output_indices: Tensor | None) -> tuple[Tensor, Tensor | None, int]:
         """Tokens [B, L] with columns of padding, so that compiled layers meet few lengths; the indices [n] of the same
-        outputs; the number of columns. Where nothing is compiled, and where positions are drawn, whose distribution
-        depends on the length, there are none."""
+        outputs; the number of columns. Where nothing is compiled, there are none."""
         length, extra = tokens.size(1), 0
-        if self.compiled and not is_traced() and not self.draws_positions:
+        if self.compiled and not is_traced():
             extra = max(0, min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.config.max_positions) - length)
         if extra:
             tokens = F.pad(tokens, (0, extra), value=self.pad)

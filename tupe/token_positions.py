@@ -34,6 +34,13 @@ class TokenPositions:
         block.first, block.last = first, last
         return block
 
+    def padded(self, columns: int) -> "TokenPositions":
+        """These drawn positions and, for columns of padding behind them, the last one again."""
+        if not columns or self.drawn is None:
+            return self
+        drawn = torch.cat([self.drawn, self.drawn[-1:].expand(columns)])
+        return TokenPositions(self.length + columns, self.device, drawn, self.span)
+
     @property
     def index(self) -> Tensor:
         """[L], the positions."""
@@ -84,7 +91,8 @@ class TokenPositions:
         if not self.by_index:
             return unskew(x)
         empty = x.new_zeros(*x.shape[:-1], 2 * self.span - 1)
-        return empty.scatter(-1, self.pairs.expand(*x.shape[:-2], -1, -1), x)
+        # added: padding repeats a position (`padded`), with weights of 0
+        return empty.scatter_add(-1, self.pairs.expand(*x.shape[:-2], -1, -1), x)
 
 
 def draw_positions(length: int, span: int, kind: str, device: torch.device | str = "cpu") -> TokenPositions:

@@ -145,30 +145,25 @@ def read_xml(file: File) -> Iterator[Document]:
         raise ValueError(f"{file.path}: refused, because it defines its own entities ({error!r})") from error
 
 
-NAMESPACES = {
-    "-2": "Media",
-    "6": "File",
-    "14": "Category",
-}  # whose links are no text; these names are valid in any wiki
+# Whose links are no text. In any wiki these names are valid beside its own.
+NAMESPACES = {"-2": "Media", "6": "File", "14": "Category"}
 
 
 def _mediawiki(events, root, file):
     """The articles, without redirects. Links to files and categories get their English names."""
     imported("mwparserfromhell", file.path)
-    local = {}  # name in the dump's language, in lower case -> English name
+    local = {}  # pattern of a name in the dump's language -> English name
     for event, element in events:
         tag = element.tag.rpartition("}")[2]
         if event == "end" and tag == "namespace" and element.get("key") in NAMESPACES and element.text:
-            local[element.text.lower()] = NAMESPACES[element.get("key")]
+            local["[ _]+".join(map(re.escape, element.text.split()))] = NAMESPACES[element.get("key")]
         if event == "start" or tag != "page":
             continue
         namespace = element.tag[: -len("page")]
         title = element.findtext(f"{namespace}title") or ""
         markup = element.findtext(f"{namespace}revision/{namespace}text") or ""
-        links = rf"\[\[\s*({'|'.join(map(re.escape, local))})\s*:"
-        markup = (
-            re.sub(links, lambda link: f"[[{local[link[1].lower()]}:", markup, flags=re.IGNORECASE) if local else markup
-        )
+        for name, english in local.items():
+            markup = re.sub(rf"\[\[\s*{name}\s*:", f"[[{english}:", markup, flags=re.IGNORECASE)
         is_redirect = element.find(f"{namespace}redirect") is not None or markup.lstrip()[:9].lower() == "#redirect"
         if is_redirect or element.findtext(f"{namespace}ns") not in (None, "0"):
             file.stats.count("documents read")

@@ -110,8 +110,9 @@ class Sweep:
         folder = self.output / values.get("--task", "") / ("_".join(labels) or "run")
         command = self.recipe.split("_")[0]
         words = {**values, "--output": folder, **self.common}
-        if logs := words.get("--tensorboard-logdir"):  # else all jobs would be one curve
-            words["--tensorboard-logdir"] = Path(logs) / folder.relative_to(self.output)
+        for name, logs in self.common.items():
+            if option_of(name) == "--tensorboard-logdir":  # else all jobs would be one curve
+                words[name] = Path(logs) / folder.relative_to(self.output)
         if command != self.recipe:
             words["--recipe"] = self.recipe
         if command == "finetune":  # its scores are what counts

@@ -37,8 +37,9 @@ class ForPretraining(TupeForMaskedLM):
     ) -> dict[str, Tensor | int]:  # fmt: skip
         """The arguments of `forward` in one of the few shapes that compiled layers have. Of num_tokens it matters there
         only whether there is padding."""
-        encoder = self.tupe.encoder
-        ids, indices, _ = encoder.pad_columns(input_ids, output_indices)
+        encoder, ids, indices = self.tupe.encoder, input_ids, output_indices
+        if not encoder.draws_positions:  # it draws none for columns that it appends itself
+            ids, indices, _ = encoder.pad_columns(input_ids, output_indices)
         indices, labels = encoder.pad_outputs(indices, labels)
         known = ids.numel() - (num_tokens < ids.numel())
         return {"input_ids": ids, "output_indices": indices, "labels": labels, "num_tokens": known}

@@ -141,10 +141,7 @@ def check_schedule(settled: Settled) -> None:
         if OPTIONS[name].place in settled.changed:
             raise ValueError(f"{OPTIONS[name].flag} does not go with --lr-scheduler {settled.lr_scheduler}")
     if not (by_share or total):
-        raise ValueError(
-            f"--lr-scheduler {settled.lr_scheduler} needs the length of the run: give --total-num-update, or "
-            "--lr-scheduler polynomial_decay_ratio"
-        )
+        raise ValueError(f"--lr-scheduler {settled.lr_scheduler} needs the length of the run: give --total-num-update")
     if settled.lr_scheduler != "constant_cooldown":
         if cooldown:
             raise ValueError("--cooldown-updates: valid with --lr-scheduler constant_cooldown")
