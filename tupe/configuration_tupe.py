@@ -53,7 +53,8 @@ def own_code(position: str) -> dict[str, str]:
     folder. Raises ValueError for code that cannot move, or files that define a name differently."""
     modules = {SCHEMES[part.name].__module__: part.name for part in parse(position)}
     own = {module: name for module, name in modules.items() if module.rpartition(".")[2] not in (*FAMILIES, OWN)}
-    codes, files, definitions = [], [], {}
+    codes, files = [], []
+    definitions: dict[str, tuple[str, str]] = {}  # name -> file, definition
     for module, name in own.items():
         try:
             file, code = str(inspect.getsourcefile(sys.modules[module])), inspect.getsource(sys.modules[module])
