@@ -593,7 +593,7 @@ def test_terms_that_may_depend_on_more_are_not_kept(case, monkeypatch):
     model = encoder(places="random" if case == "drawn" else "consecutive").eval()
     if case == "drawn":
         drawn = TokenPositions(MAX // 2, drawn=torch.arange(0, MAX, 2), span=MAX)
-        monkeypatch.setattr(model, "token_positions", lambda tokens: drawn)
+        monkeypatch.setattr(model, "token_positions", lambda tokens, extra: drawn)
     elif case == "watched":
         model.positions["untied"].q.register_forward_pre_hook(lambda *call: None)
     else:

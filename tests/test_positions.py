@@ -275,7 +275,7 @@ def test_random_places_are_for_training(position):
     places = model.token_positions(tokens())
     fixed = encoder(position)
     fixed.load_state_dict(model.state_dict())
-    fixed.token_positions = lambda tokens: places
+    fixed.token_positions = lambda tokens, extra=0: places
     torch.testing.assert_close(drawn, fixed(tokens())[0])
     assert (drawn - model(tokens())[0]).abs().max() > 1e-4  # another draw
     plain = encoder(position)

@@ -219,9 +219,7 @@ def test_a_step_that_is_suspended_goes_on(tmp_path):
     assert process.communicate(timeout=60)[0] == "status 7\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "command"), [("pretrain", "pretrain"), ("finetune", "finetune"), ("glue_sweep", "sweep><--report")]
-)
+@pytest.mark.parametrize(("name", "command"), [("pretrain", "pretrain"), ("glue_sweep", "sweep><--report")])
 def test_recipes_hand_over_to_the_command(name, command, tmp_path):
     """The process is the interpreter's, so that a signal reaches it; the words arrive as they were."""
     python = tmp_path / "python"
