@@ -321,9 +321,7 @@ def results(e: Evidence) -> Iterator[str]:
         ("lasting", "mini, at one rate", 4000),
     ):  # fmt: skip
         if stage != "tiny_same_rate":  # scored on other text than its BERT-A
-            for updates, ones in zip(
-                (4000, 8000), zip(*(gaps(runs, stage, m) for m in TUPES), strict=True), strict=True
-            ):
+            for updates, *ones in zip((4000, 8000), *(gaps(runs, stage, m) for m in TUPES), strict=True):
                 yield row(name, f"{updates:,}", "3", *(cell(one, digits=2) for one in ones))
         after = [e.gap(stage, model, n) if e.of(stage, model) else "–" for model in TUPES]
         yield row(name, f"{n:,} after exit", "3", *after)

@@ -269,9 +269,8 @@ class Stack(nn.Module):
         extra: columns of padding at the end, for which none are drawn. Raises ValueError for a sequence that is too
         long."""
         if self.draws_positions:
-            length = tokens.size(1) - extra
-            drawn = draw_positions(length, self.config.max_positions, self.config.places, tokens.device)
-            return drawn.padded(extra)
+            length, config = tokens.size(1) - extra, self.config
+            return draw_positions(length, config.max_positions, config.places, tokens.device, extra)
         return self.positions.token_positions(tokens.size(1), tokens.device)
 
     def packing(self, tokens: Tensor, num_tokens: int | None = None) -> Packing:

@@ -34,13 +34,6 @@ class TokenPositions:
         block.first, block.last = first, last
         return block
 
-    def padded(self, columns: int) -> "TokenPositions":
-        """These drawn positions and, for columns of padding behind them, the last one again."""
-        if not columns or self.drawn is None:
-            return self
-        drawn = torch.cat([self.drawn, self.drawn[-1:].expand(columns)])
-        return TokenPositions(self.length + columns, self.device, drawn, self.span)
-
     @property
     def index(self) -> Tensor:
         """[L], the positions."""
@@ -91,12 +84,15 @@ class TokenPositions:
         if not self.by_index:
             return unskew(x)
         empty = x.new_zeros(*x.shape[:-1], 2 * self.span - 1)
-        # added: padding repeats a position (`padded`), with weights of 0
+        # added: columns of padding repeat a position, with weights of 0
         return empty.scatter_add(-1, self.pairs.expand(*x.shape[:-2], -1, -1), x)
 
 
-def draw_positions(length: int, span: int, kind: str, device: torch.device | str = "cpu") -> TokenPositions:
-    """Random positions for training, [CLS] at 0. Raises ValueError if `length` tokens do not fit into `span` positions.
+def draw_positions(
+    length: int, span: int, kind: str, device: torch.device | str = "cpu", padding: int = 0
+) -> TokenPositions:
+    """Random positions for training, [CLS] at 0. padding: columns behind the `length` tokens, which repeat the last
+    position. Raises ValueError if the tokens do not fit into `span` positions.
 
     kind: "random", a sorted random subset of 1 .. span-1 (Ruoss et al., 2023), from which encodings of short sequences
     learn large distances; "shifted", consecutive positions from a random one on (SHAPE: Kiyono et al., 2021), where
@@ -109,7 +105,8 @@ def draw_positions(length: int, span: int, kind: str, device: torch.device | str
     else:
         start = torch.randint(1, span - length + 2, (), device=device)
         others = start + torch.arange(length - 1, device=device)
-    return TokenPositions(length, device, F.pad(others, (1, 0)), span)
+    drawn = F.pad(others, (1, 0))
+    return TokenPositions(length + padding, device, torch.cat([drawn, drawn[-1:].expand(padding)]), span)
 
 
 def toeplitz(by_offset: Tensor, length: int, first: int = 0, last: int | None = None) -> Tensor:

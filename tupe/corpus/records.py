@@ -144,12 +144,12 @@ def _rows(file, delimiter):
         try:
             row = next(rows, None)
         except csv.Error as error:
-            why = (
-                f"{error}; a field that begins with a quotation mark must end with one, and double those inside: read "
-            )
-            why += "such marks as text with --unquoted"
-            if "new-line" in str(error):
-                why = "a carriage return in a field without quotation marks"
+            why = "a carriage return in a field without quotation marks"
+            if "new-line" not in str(error):
+                why = (
+                    f"{error}; a field that begins with a quotation mark must end with one, and double those inside: "
+                    "read such marks as text with --unquoted"
+                )
             if rows.line_num > first or "unexpected end" in str(error):  # it may hold other rows
                 raise Bad(f"{place}: {why}") from None
             file.refuse(place, why)
