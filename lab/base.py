@@ -1,16 +1,17 @@
 """BERT-Base's size on one card, in ten minutes: delay and offset of TUPE-A beside those of the small models.
 
     python -m lab.base pack --data DATA --output base_pack       once, where the text is: about 17 MB
-    python -m lab.base run --pack base_pack --output OUT         on the card; the same command resumes
+    python -m lab.base run --pack base_pack --output OUT         on the card; again: the runs that did not end
     python -m lab.base table --output OUT                        where the repository's tables are
 
 On the card it needs torch, numpy and this repository, no fairseq. What is fixed before: `bert_a` and `tupe_a` train at
 2.5e-4, 5e-4 and 1e-3 with seed 101; each takes the rate of its lowest training loss; then both train with seeds 1 to 3
 at a constant rate with a cool-down over the last fifth. A batch is 32 blocks of 128 tokens. The seeds have the largest
-of `LENGTHS` that the measured speed allows in the time that is left. Where BERT-A never leaves the plateau, the delay
-is at least what is left of the trunk.
+of `LENGTHS` that the speed of the runs before allows in the time that is left. Where BERT-A never leaves the plateau,
+the delay is at least what is left of the trunk.
 
-Every run is a process; all of a part run at once, since one alone does not fill a card.
+Every run is a process; all of a part run at once, since one alone does not fill a card. A run that is cut off starts
+over, and the curve that it had is kept until the new one is longer.
 """
 
 import argparse
@@ -25,11 +26,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tupe.common.rates import constant
+
 MODELS = {"bert_a": ("absolute", "tied"), "tupe_a": ("untied", "untied")}
 RATES, PILOT_SEED, SEEDS = (2.5e-4, 5e-4, 1e-3), 101, (1, 2, 3)
 PILOT, LENGTHS = 1200, (5000, 4000, 3200, 2500)  # updates of a run that chooses rates, of the others
 BATCH, LENGTH, HELD_OUT = 32, 128, 3000  # blocks of an update; tokens of a block; held-out blocks of the final loss
-BOS, PAD, UNKNOWN = 0, 1, 3  # fairseq's ids
+BOS, PAD, UNKNOWN = 0, 1, 3  # fairseq's ids; words come after them
 EVERY, WARM_UP, COOL_DOWN = 50, 500, 0.2
 SPARE = 0.85  # of the time that is left, planned with
 
@@ -90,9 +93,10 @@ class Text:
             self.of[name] = rows
 
     def masked(self, rows: np.ndarray, *seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """(ids with 15 % of the tokens hidden, 80/10/10; the hidden ones, PAD elsewhere). The last id is `<mask>`."""
-        draws, free = np.random.default_rng(seed), rows > UNKNOWN
-        chosen = free & (draws.random(rows.shape) < 0.15)
+        """(ids with 15 % of the tokens hidden, 80/10/10; the hidden ones, PAD elsewhere). The last id is `<mask>`.
+        `<s>` and `</s>` are hidden, too, as in the runs of the small models: they are part of the loss there."""
+        draws = np.random.default_rng(seed)
+        chosen = (rows != PAD) & (draws.random(rows.shape) < 0.15)
         kind = draws.random(rows.shape)
         words = draws.integers(UNKNOWN + 1, self.types - 1, rows.shape)
         hidden = np.where(kind < 0.8, self.types - 1, np.where(kind < 0.9, words, rows))
@@ -108,11 +112,12 @@ class Text:
 # ------------------------------------------------------------------------------------------------------------- training
 
 
-def train(text: Text, model: str, rate: float, seed: int, updates: int, file: Path, layers: int, width: int, stop: int):
-    """One run, whose curve goes to a file line by line. stop: updates after which it ends, with the schedule of all."""
+def train(text: Text, model: str, rate: float, seed: int, updates: int, file: Path, layers: int, width: int):
+    """One run, whose curve goes to a file line by line."""
     import torch
     import torch.nn.functional as F
 
+    from tupe.common.adamw import AdamW
     from tupe.encoder import Encoder, LMHead
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -123,10 +128,11 @@ def train(text: Text, model: str, rate: float, seed: int, updates: int, file: Pa
     encoder = Encoder(
         text.types, PAD, position=position, cls=cls, layers=layers, width=width, heads=max(width // 64, 1),
         ffn=4 * width, max_positions=LENGTH, dropout=0.0, attention_dropout=0.0,
+        attention="sdpa" if device == "cuda" else "auto",  # else each process would choose, by times under load
     ).to(device)  # fmt: skip
     head = LMHead(width, text.types).to(device)
     weights = [*encoder.parameters(), *head.parameters()]
-    adam = torch.optim.AdamW(weights, rate, (0.9, 0.999), 1e-6, weight_decay=0.01, fused=device == "cuda")
+    adam = AdamW(weights, lr=rate, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01)
 
     def loss_of(ids, targets):
         ids, targets = (torch.from_numpy(x).to(device, non_blocking=True) for x in (ids, targets))
@@ -136,40 +142,35 @@ def train(text: Text, model: str, rate: float, seed: int, updates: int, file: Pa
             logits = head(features, encoder.tokens.weight)
         return F.cross_entropy(logits.float(), targets.flatten()[where]) / np.log(2)
 
-    def factor(update):
-        left = updates - update
-        return min((update + 1) / WARM_UP, 1, left / (COOL_DOWN * updates))
-
-    begin, total = time.time(), 0.0
+    total, cooldown = 0.0, round(COOL_DOWN * updates)
     with open(file, "w") as log:
-        for update, (ids, targets) in enumerate(text.batches(seed, stop)):
+        for update, (ids, targets) in enumerate(text.batches(seed, updates)):
             for group in adam.param_groups:
-                group["lr"] = rate * factor(update)
+                group["lr"] = rate * constant(update, WARM_UP, cooldown, updates)
             loss = loss_of(ids, targets)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(weights, 1.0)
             adam.step()
             adam.zero_grad(set_to_none=True)
             total = total + loss.detach()
-            if (update + 1) % EVERY == 0 or update + 1 == stop:
+            if (update + 1) % EVERY == 0 or update + 1 == updates:
                 count = (update % EVERY) + 1
                 mean, total = float(total) / count, 0.0
                 if not np.isfinite(mean):  # a run that diverged has no final loss
                     log.write(json.dumps({"final": None}, allow_nan=False) + "\n")
                     return
-                line = {"updates": update + 1, "loss": round(mean, 5), "seconds": time.time() - begin}
+                line = {"updates": update + 1, "loss": round(mean, 5), "time": time.time()}
                 log.write(json.dumps(line, allow_nan=False) + "\n")
                 log.flush()
-        if stop == updates:
-            encoder.eval()
-            held_out, losses, counts = text.of["valid"], [], []
-            with torch.no_grad():
-                for start in range(0, len(held_out), BATCH):
-                    ids, targets = text.masked(held_out[start : start + BATCH], 0, start)
-                    losses.append(float(loss_of(ids, targets)))
-                    counts.append((targets != PAD).sum())
-            final = {"final": float(np.average(losses, weights=counts))}
-            log.write(json.dumps(final, allow_nan=False) + "\n")
+        encoder.eval()
+        held_out, losses, counts = text.of["valid"], [], []
+        with torch.no_grad():
+            for start in range(0, len(held_out), BATCH):
+                ids, targets = text.masked(held_out[start : start + BATCH], 0, start)
+                losses.append(float(loss_of(ids, targets)))
+                counts.append((targets != PAD).sum())
+        final = {"final": float(np.average(losses, weights=counts))}
+        log.write(json.dumps(final, allow_nan=False) + "\n")
 
 
 # ----------------------------------------------------------------------------------------------------------- the driver
@@ -186,30 +187,40 @@ def lines_of(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-def run_all(args: argparse.Namespace, runs: list[tuple[str, float, int]], updates: int, stop: int = 0) -> None:
+def is_finished(file: Path) -> bool:
+    return "final" in (lines_of(file) or [{}])[-1]
+
+
+def curve_of(file: Path) -> list[dict]:
+    """The lines of a run, or those that it had before it was cut off, if they are more."""
+    return max(lines_of(file), lines_of(file.with_suffix(".cut")), key=len)
+
+
+def run_all(args: argparse.Namespace, runs: list[tuple[str, float, int]], updates: int) -> None:
     """Every run that is not finished, all at once. Raises RuntimeError for those that fail, once the others have
     ended."""
     processes = {}
     for model, rate, seed in runs:
         file = file_of(args.output, model, rate, seed, updates)
-        if stop or "final" not in (lines_of(file) or [{}])[-1]:
-            target = args.output / "speed" / file.name if stop else file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            words = [model, rate, seed, updates, target, args.layers, args.width, stop or updates]
-            command = [sys.executable, "-m", "lab.base", "train", "--pack", args.pack, *words]
-            processes[target.name] = subprocess.Popen(list(map(str, command)))
+        if is_finished(file):
+            continue
+        if (before := lines_of(file)) and before == curve_of(file):
+            file.replace(file.with_suffix(".cut"))
+        words = [model, rate, seed, updates, file, args.layers, args.width]
+        command = [sys.executable, "-m", "lab.base", "train", "--pack", args.pack, *words]
+        processes[file.name] = subprocess.Popen(list(map(str, command)))
     failed = [name for name, process in processes.items() if process.wait()]
     if failed:
         raise RuntimeError(f"failed: {', '.join(failed)}")
 
 
-def slots_per_second(output: Path, runs: list, updates: int) -> float:
-    """Updates per second of all runs together, from their first line to their last; start-up does not count."""
-    speeds = []
-    for model, rate, seed in runs:
-        first, last = lines_of(output / "speed" / file_of(output, model, rate, seed, updates).name)[:2]
-        speeds.append((last["updates"] - first["updates"]) / (last["seconds"] - first["seconds"]))
-    return BATCH * LENGTH * sum(speeds)
+def slots_per_second(curves: list[list[dict]]) -> float:
+    """Places for tokens, of all runs together, in a second from the first line of any to the last line of any. So it is
+    too low, if anything: some runs begin later, and some end earlier."""
+    lines = [[line for line in curve if "time" in line] for curve in curves]
+    lines = [curve for curve in lines if curve]  # others diverged at once
+    begin, end = min(curve[0]["time"] for curve in lines), max(curve[-1]["time"] for curve in lines)
+    return BATCH * LENGTH * sum(curve[-1]["updates"] - curve[0]["updates"] for curve in lines) / (end - begin)
 
 
 def longest(speed: float, runs: int, seconds: float, lengths: tuple[int, ...] = LENGTHS) -> int:
@@ -229,16 +240,19 @@ def best_rate(output: Path, model: str, pilot: int) -> float:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Speed, rates, seeds; what was decided is kept in OUT/plan.json, so that a later call goes on with it."""
+    """Rates, speed, seeds; what was decided is kept in OUT/plan.json, so that a later call goes on with it."""
     begin, plan_file = time.time(), args.output / "plan.json"
     args.output.mkdir(parents=True, exist_ok=True)
     pilots = [(model, rate, PILOT_SEED) for rate, model in product(RATES, MODELS)]
     if plan_file.exists():
         plan = json.loads(plan_file.read_text())
     else:
-        run_all(args, pilots, args.pilot, stop=2 * EVERY)
-        speed = slots_per_second(args.output, pilots, args.pilot)
+        files = [file_of(args.output, *pilot, args.pilot) for pilot in pilots]
+        if not all(map(is_finished, files)):  # all anew: together they show the speed
+            for file in files:
+                file.unlink(missing_ok=True)
         run_all(args, pilots, args.pilot)
+        speed = slots_per_second([lines_of(file) for file in files])
         rates = {model: best_rate(args.output, model, args.pilot) for model in MODELS}
         left = 60 * args.minutes - (time.time() - begin)
         updates = longest(speed, len(MODELS) * len(SEEDS), left, tuple(args.lengths))
@@ -251,28 +265,34 @@ def run(args: argparse.Namespace) -> None:
 
 
 def table(output: Path) -> str:
-    """The rows of docs/evidence/delay.md, constant rate, with one for this size."""
-    from .delay import Curve, constant_table, lead, leads
+    """The rows of docs/evidence/delay.md, constant rate, with those of this size; below, of each run, what there is of
+    the gap after the exits and of the final loss. Runs that were cut off count as far as they went."""
+    from .delay import AFTER, Curve, constant_table, lead, leads
     from .estimates import first_below
     from .known import Runs
     from .plan import Trial
 
+    if not (output / "plan.json").exists():
+        raise SystemExit(f"{output} has no plan.json: its `run` has not chosen the rates yet")
     runs, plan = Runs(), json.loads((output / "plan.json").read_text())
     updates = plan["updates"]
     curves, finals = {}, {}
     for model, seed in product(MODELS, SEEDS):
-        lines = lines_of(file_of(output, model, plan["rates"][model], seed, updates))
+        lines = curve_of(file_of(output, model, plan["rates"][model], seed, updates))
         kept = [line for line in lines if line.get("updates", updates) <= updates * (1 - COOL_DOWN)]
+        if not kept:
+            continue
         points, losses = (np.array([line[name] for line in kept]) for name in ("updates", "loss"))
         exit = first_below(points.tolist(), losses.tolist(), runs.threshold)
         trial = Trial("base", model, "base", updates, plan["rates"][model], seed)
         curves[trial], finals[trial] = Curve(points, losses, exit, True), lines[-1].get("final")
-    found = []
-    for trial, curve in curves.items():
-        (bert,) = (t for t in curves if (t.model, t.seed) == ("bert_a", trial.seed))
-        found.append(lead(trial, curve, curves[bert]))
+    berts = {trial.seed: curve for trial, curve in curves.items() if trial.model == "bert_a"}
+    found = [lead(trial, curve, berts.get(trial.seed), (500, *AFTER)) for trial, curve in curves.items()]
     lines = [constant_table([*leads(runs), *found]).markdown()]
-    lines += [f"{trial}: final loss {loss:.3f}" for trial, loss in finals.items() if loss is not None]
+    for one in found:
+        shown = [f"{n:,} updates after the exits {gap:.2f} bits ahead" for n, gap in one.gaps.items()]
+        shown += [f"final loss {loss:.3f}"] if (loss := finals[one.run]) is not None else []
+        lines += [f"{one.run}: {', '.join(shown)}"] if shown else []
     return "\n".join(lines)
 
 
@@ -296,7 +316,7 @@ def main() -> None:
             command.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
         if name == "train":
             for kind, names in ((str, ["model"]), (float, ["rate"]), (int, ["seed", "updates"]), (Path, ["file"]),
-                                (int, ["layers", "width", "stop"])):  # fmt: skip
+                                (int, ["layers", "width"])):  # fmt: skip
                 for one in names:
                     command.add_argument(one, type=kind)
     args = parser.parse_args()

@@ -138,13 +138,14 @@ def leads(runs: Runs | None = None) -> list[Lead]:
     return found
 
 
-def lead(trial: Trial, curve: Curve, bert: Curve | None) -> Lead:
+def lead(trial: Trial, curve: Curve, bert: Curve | None, after: Collection[int] = (*AFTER, DRIFT[-1])) -> Lead:
+    """after: updates after the exits, at which the gap is taken where both curves go so far."""
     one = Lead(trial, "constant" if curve.constant else "decay", curve.exit)
     if trial.model == "bert_a" or bert is None or bert.exit is None or curve.exit is None:
         return one
     one.delay = bert.exit - curve.exit
     end = min(bert.updates[-1] - bert.exit, curve.updates[-1] - curve.exit)
-    one.gaps = {n: at(bert, bert.exit + n) - at(curve, curve.exit + n) for n in (*AFTER, DRIFT[-1]) if n <= end}
+    one.gaps = {n: at(bert, bert.exit + n) - at(curve, curve.exit + n) for n in after if n <= end}
     if curve.constant and bert.constant:
         one.fit = fit(bert, curve)
         one.drift = drift(bert, curve, end)
