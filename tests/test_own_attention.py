@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import PLUGIN
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tupe.encoder import Encoder
 from tupe.own_attention import PositionEncoding
@@ -132,6 +133,40 @@ def test_attention_for_one_layer_and_the_plain_formula():
     torch.testing.assert_close(plain.attention(q, k, v, causal=True), expected)
 
 
+@pytest.mark.parametrize("position", [name for name in NAMES if name != "nopos"] + SUMS)
+def test_checkpointed_layers_have_the_same_gradients(position):
+    """What all layers share is computed before them: inside of a layer that is checkpointed it would have none."""
+    torch.manual_seed(0)
+    model, x = Model(position), torch.randn(B, L, WIDTH)
+    used = [p for p in model.parameters() if p.requires_grad]
+    whole = torch.autograd.grad(model(x, padding()).square().sum(), used, allow_unused=True)
+    for layer in model.layers:
+        call = layer.forward
+        layer.forward = lambda *args, call=call: checkpoint(call, *args, use_reentrant=False)
+    again = torch.autograd.grad(model(x, padding()).square().sum(), used, allow_unused=True)
+    for a, b in zip(whole, again, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("position", ["t5", "rope", "untied+t5"])
+def test_normed_queries_under_autocast(position):
+    """Layer norms of q and k give float32 there, beside values in bfloat16."""
+    torch.manual_seed(0)
+    encoding = PositionEncoding(position, width=WIDTH, heads=HEADS)
+    x = torch.randn(B, L, WIDTH)
+    q, k, v = (torch.randn(B, HEADS, L, 8, requires_grad=True) for _ in range(3))
+    expected = encoding(x, mask=padding())[1].attention(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, terms = encoding(x, mask=padding())
+        found = terms.attention(q, k, v.bfloat16())
+        assert list(terms.prepared) in ([], [(0, None, torch.bfloat16)])
+    torch.testing.assert_close(found.float(), expected, atol=3e-2, rtol=3e-2)
+    found.sum().backward()
+    assert q.grad.abs().sum() > 0
+
+
 def test_all_layers_share_what_depends_on_positions_alone(monkeypatch):
     calls = []
     untied = SCHEMES["untied"]
@@ -153,7 +188,15 @@ def test_refusals_say_what_to_pass():
         PositionEncoding("rope+log_length", width=WIDTH, heads=HEADS).attention(q, q, q, causal=True)
     for position, argument in (("deberta_v2", "project="), ("cable", "x="), ("selective_rope", "x=")):
         with pytest.raises(ValueError, match=f"the encoding {position} needs {argument}, the layer's "):
+            PositionEncoding(position, width=WIDTH, heads=HEADS).attention(q, q, q, layer=0)
+    for position in ("absolute", "t5+sinusoidal"):
+        with pytest.raises(ValueError, match=r"adds vectors to the .* call x, terms = positions\(x\) before"):
             PositionEncoding(position, width=WIDTH, heads=HEADS).attention(q, q, q)
+    for position in ("window:size:4", "rope:local:True", "shaw:layer", "deberta", "log_length:every:2"):
+        encoding = PositionEncoding(position, width=WIDTH, heads=HEADS, layers=3)
+        with pytest.raises(ValueError, match="needs layer=, the layer's index"):
+            encoding.attention(q, q, q)
+        encoding.attention(q, q, q, layer=1)
     _, terms = PositionEncoding("t5", width=WIDTH, heads=HEADS)(torch.randn(B, L, WIDTH))
     with pytest.raises(ValueError, match=r"layer is a tensor; .* `positions\(x, mask=mask\)`"):
         terms.attention(q, q, q, torch.ones(B, L, dtype=torch.bool))

@@ -12,6 +12,7 @@ from tupe import backend_cpu, positions
 from tupe.attention import NORMALISERS
 from tupe.encoder import BLOCKS, Encoder
 from tupe.positions import (
+    IN_LAYERS,
     SHAPES,
     Dims,
     LayerContext,
@@ -326,6 +327,13 @@ def test_longer_than_in_training(position):
         ("rope:ntk:0.5", "tied", "rope: ntk must be at least 1"),
         ("rope:ntk:2:yarn:2", "tied", "rope: only one of interpolate, ntk and yarn"),
         ("rope:learned:True:local_base:100", "tied", "rope: learned:True has no bases"),
+        ("rope:every:2", "tied", "rope: every has no meaning without local:True or a local_base"),
+        (
+            "rope:local_base:100+window:every:2",
+            "tied",
+            "rope's local layers are those with a window; .* the same every",
+        ),
+        ("rope:local:True:every:2+window", "tied", "rope's local layers are those with a window"),
         ("deberta_v2:buckets:7", "tied", "deberta_v2: buckets must be an even number"),
         ("deberta_v2:max_distance:100", "tied", "deberta_v2: max_distance must be more than buckets / 2"),
         ("fire:threshold:0", "tied", "fire: threshold must be at least 1"),
@@ -394,7 +402,10 @@ def test_names_of_registered_options_are_checked():
     with pytest.raises(ValueError, match="option 'size' of .*Wrong.* must be a bool, int or float with a default"):
         register("wrong")(Wrong)
     assert "wrong" not in SCHEMES
-    for name in ("a:b", "a+b", "a.b", "", "a b", "embed"):
+    made = Positions("t5", Dims(4, 8, 2, 1, head_dim=4, value_dim=4), "untied")
+    taken = {name for name in vars(made) if not name.startswith("_")}
+    assert {"scale", "dims", "training"} <= taken
+    for name in ("a:b", "a+b", "a.b", "", "a b", "embed", "theta", *taken):
         with pytest.raises(ValueError, match="is not a valid scheme name"):
             register(name)
 
@@ -603,6 +614,61 @@ def test_a_bias_that_ignores_the_queries_fails_with_the_reason(own, monkeypatch)
     message = r"bias of position scheme Mine returned \[2, 9, 9\] .*; valid: \[2, \d, 9\] .* R the `positions.queries`"
     with pytest.raises(ValueError, match=message), torch.no_grad():
         model.eval()(tokens())
+
+
+def test_a_rotation_in_float32_is_that_of_the_queries(own):
+    """As cosines of positions are, unless somebody minds."""
+    for hook in ("bias", "unrotate", "embed", "content", "gate", "value", "reach", "cls_bias"):
+        setattr(own, hook, getattr(PositionScheme, hook))
+    own.rotate = lambda self, q, k, v, layer: (q * torch.ones(1), k * torch.ones(1), v * torch.ones(1))
+    for path in ("plain", "auto", "sdpa"):
+        with torch.autocast("cpu", torch.bfloat16):
+            encoder("own", attention=path).float()(tokens())[0].sum().backward()
+        encoder("own", attention=path).bfloat16()(tokens())[0].sum().backward()
+
+
+def test_long_sequences_without_a_bias(own, monkeypatch):
+    """An option of a scheme may switch its bias off."""
+    for hook in ("rotate", "unrotate", "embed", "content", "gate", "value", "reach", "cls_bias"):
+        setattr(own, hook, getattr(PositionScheme, hook))
+    own.bias = lambda self, positions, scale: None
+    monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", 8)
+    with torch.no_grad():
+        plain, ours = (encoder("own", attention=path).eval()(tokens())[0] for path in ("plain", "auto"))
+    torch.testing.assert_close(plain, ours)
+
+
+class Unread:
+    """In place of a layer's index: whoever reads it fails."""
+
+    def fail(self, *_):
+        raise AssertionError
+
+    __index__ = __mod__ = __eq__ = __hash__ = fail
+
+
+@pytest.mark.parametrize("position", [*SCHEMES, "rope:local:True", "rope:local_base:100", "window:every:0"])
+def test_schemes_that_are_not_numbered_do_not_read_the_layer(position):
+    """Layers share compiled code then; and schemes that are read it, or each layer would have code of its own."""
+    torch.manual_seed(0)
+    dims = Dims(max_positions=12, width=16, heads=2, layers=2, head_dim=8, value_dim=8)
+    positions = Positions(position, dims)
+    q, k, v = torch.randn(3, 1, 2, 6, 8)
+    weights, x = torch.rand(1, 2, 6, 6), torch.randn(1, 6, 16)
+
+    def project(y):
+        return [part.unflatten(2, (2, 8)).transpose(1, 2) for part in (y, y, y)]
+
+    layer, hooks = LayerContext(Unread(), positions.token_positions(6), project, lambda: x), (*IN_LAYERS, "reach")
+    having = [hook for hook in hooks if positions.having[hook]]
+    arguments = {"content": (q, k), "rotate": (q, k, v), "value": (weights,), "unrotate": (v,), "reach": ()}
+    try:
+        for hook in having:
+            getattr(positions, hook)(*arguments[hook], layer)
+        reads = False
+    except AssertionError:
+        reads = True
+    assert reads == positions.is_numbered(*hooks)
 
 
 OWN_BUGS = """\

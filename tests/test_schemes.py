@@ -309,12 +309,13 @@ class RopeFormula(Formula):
         base = self.o.get("base", 10000)
         if self.o.get("local") and self.layer % self.o.get("every", 3) == 0:
             return x
+        longer = self.o
         if "local_base" in self.o and self.layer % self.o.get("every", 3):
-            base = self.o["local_base"]
-        if "ntk" in self.o:
-            base *= self.o["ntk"] ** (columns / (columns - 2))
+            base, longer = self.o["local_base"], {}
+        if "ntk" in longer:
+            base *= longer["ntk"] ** (columns / (columns - 2))
         omega = learned(self.s) if self.o.get("learned") else vaswani(columns, base)
-        omega, yarn = omega / self.o.get("interpolate", 1), self.o.get("yarn", 1)
+        omega, yarn = omega / longer.get("interpolate", 1), longer.get("yarn", 1)
         omega[1:] /= yarn  # the ramp of so few columns keeps the first pair, divides the second
         turned = torch.view_as_complex(x[:columns].unflatten(0, (-1, 2)).contiguous()) * torch.exp(1j * i * omega)
         return torch.cat([torch.view_as_real(turned).flatten(), x[columns:]]) * (0.1 * math.log(yarn) + 1)
@@ -513,6 +514,7 @@ OPTIONS = [  # every option of every family
     "shaw_sinusoidal:max_distance:4:amplitude:0.03",
     "shaw_sinusoidal_learned:amplitude:0.03", "shaw+shaw_values:max_distance:5", "deberta:max_distance:4",
     "rope:fraction:0.5", "rope:base:100:fraction:0.5:learned:True", "rope:base:500:local_base:100:every:2",
+    "rope:base:500:local_base:100:interpolate:4", "rope:local_base:100:yarn:4+window", "rope:local_base:100:ntk:4",
     "rope:learned:True:interpolate:4", "rope:ntk:4", "rope:yarn:4", "rope_values:base:100:fraction:0.5",
     "urpe:layer:max_distance:2", "alibi:sides:True",
     "alibi:sides:True:learned:True", "kerple:power:True", "kerple:sides:True", "kerple:layer",
@@ -712,7 +714,7 @@ def test_frequencies_for_longer_sequences_equal_hugging_face(name, fraction):
     theirs, temperature = utils.ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"))
     dims = Dims(max_positions=512, width=768, heads=12, layers=1, head_dim=64, value_dim=64)
     scheme = SCHEMES["rope"](dims, fraction=fraction, **{"interpolate" if name == "linear" else "yarn": 8.0})
-    torch.testing.assert_close(scheme.frequencies(scheme.columns(64), 10000.0, torch.device("cpu")), theirs)
+    torch.testing.assert_close(scheme.frequencies(scheme.columns(64), torch.device("cpu")), theirs)
     q = torch.randn(1, 1, 1, 64)
     rotated, *_ = scheme.rotate(q, q, q, LayerContext(0, TokenPositions(1)))  # position 0: no rotation
     torch.testing.assert_close(rotated, q * temperature)
@@ -721,10 +723,10 @@ def test_frequencies_for_longer_sequences_equal_hugging_face(name, fraction):
 def test_yarn_stays_as_it_is_where_a_model_gets_more_positions():
     """Training further and `tupe checkpoint stretch` give the weights to a model with more positions."""
     short, longer = (Positions("rope:yarn:4", replace(DIMS, max_positions=n, head_dim=64)) for n in (128, 512))
-    frequencies = [positions["rope"].frequencies(64, 10000.0, "cpu") for positions in (short, longer)]
+    frequencies = [positions["rope"].frequencies(64, "cpu") for positions in (short, longer)]
     assert not torch.equal(*frequencies)
     longer.load_state_dict(short.state_dict())
-    assert torch.equal(longer["rope"].frequencies(64, 10000.0, "cpu"), frequencies[0])
+    assert torch.equal(longer["rope"].frequencies(64, "cpu"), frequencies[0])
 
 
 def test_initial_values_are_those_of_the_authors():

@@ -68,7 +68,8 @@ class Batch(NamedTuple):
             return self.key_mask
         near = self.near(reach)
         if self.key_mask is not None:  # a query of padding without a key would become NaN, so it sees itself
-            near = near & self.key_mask | self.token_positions.near(0)
+            place = torch.arange(self.token_positions.length, device=near.device)  # columns of padding share a position
+            near = near & self.key_mask | (place == place[:, None])
         return near.expand(near.size(0) if near.dim() == 4 else 1, 1, -1, -1)
 
 

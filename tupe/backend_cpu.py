@@ -347,8 +347,8 @@ def attention_by_queries(
         for first in range(0, length, step):
             last = min(first + step, length)
             logits = ((q[:, :, first:last] * scale) @ k.transpose(2, 3)).float()
-            if bias is not None:
-                logits += bias(first, last)
+            if bias is not None and (rows := bias(first, last)) is not None:
+                logits += rows
             if mask is not None:
                 logits += mask
             out[:, :, first:last] = torch.softmax(logits, -1).to(v.dtype) @ v

@@ -23,7 +23,7 @@ from .losses import lm_loss
 from .model_config import BLOCK_DEFAULTS, ModelConfig, names_in
 from .names import cls_beside
 from .packing import NO_PADDING, Packing, Selection
-from .positions import Dims, LayerContext, Positions, autocast_device
+from .positions import IN_LAYERS, Dims, LayerContext, Positions, precision_of
 from .schemes import Table
 from .token_positions import TokenPositions, draw_positions
 from .tracing import allow_graphs, is_traced
@@ -300,7 +300,8 @@ class Stack(nn.Module):
         output_indices: Tensor | None = None, backend: Backend | str | None = None,
     ) -> tuple[Tensor, list[Tensor] | None]:  # fmt: skip
         """Run all layers on embedded tokens x [B, L, C] or [T, C]; returns what `forward` does."""
-        inputs = self.layer_inputs(token_positions, self.choose_backend(x, backend, token_positions.length), packing)
+        backend = self.choose_backend(x, backend, token_positions.length)
+        inputs = self.layer_inputs(token_positions, backend, packing, precision_of(x))
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         # All hidden states include the last one; compiled code would be made anew for every n.
         selected = None if return_all_hiddens or is_traced() else output_indices
@@ -326,30 +327,28 @@ class Stack(nn.Module):
         backend = backend or self.attention_backend
         if isinstance(backend, Backend):
             return backend
-        dtype = self.precision()
-        chosen, reason = choose(backend, self.positions, self.normaliser, x.device, dtype, length)
+        chosen, reason = choose(backend, self.positions, self.normaliser, x.device, precision_of(x), length)
         if not is_traced() and chosen.name not in self.backends:
             self.backends.append(chosen.name)
             logger.info(f"attention backend: {chosen.name} ({reason})")
         return chosen
 
     def layer_inputs(
-        self, token_positions: TokenPositions | int, backend: Backend | None = None, packing: Packing = NO_PADDING
-    ) -> list[LayerInputs]:
+        self, token_positions: TokenPositions | int, backend: Backend | None = None, packing: Packing = NO_PADDING,
+        dtype: torch.dtype = torch.float32,
+    ) -> list[LayerInputs]:  # fmt: skip
         """One `LayerInputs` per layer, prepared once per forward pass; layers that see equally far share what was
-        prepared, unless a scheme is per layer. backend: None for the plain one."""
+        prepared, unless a scheme is per layer. backend: None for the plain one. dtype: of queries and keys."""
         if isinstance(token_positions, int):
             token_positions = self.positions.token_positions(token_positions, next(self.layers.parameters()).device)
         backend = backend or Plain(self.normaliser)
         packing = backend.order(packing)
-        batch = Batch(token_positions, self.precision(), self.positions.dims.heads, packing, self.positions.untie_cls)
+        batch = Batch(token_positions, dtype, self.positions.dims.heads, packing, self.positions.untie_cls)
         pairs = backend.terms(self.positions, token_positions)
         shared = Shared(self.positions, backend)
         prepared: dict[tuple[int, int | None], Any] = {}
         inputs: list[LayerInputs] = []
-        hooks = ("content", "rotate", "value", "unrotate")  # that are told the number of their layer
-        numbered = (scheme.numbered for hook in hooks for scheme in self.positions.of_layer(0, hook))
-        counts = not self.compiled or self.positions.per_layer or any(numbered)
+        counts = not self.compiled or self.positions.is_numbered(*IN_LAYERS)
         for index in range(len(self.layers)):
             own = index if self.positions.per_layer else 0
             reach = self.positions.reach(LayerContext(index, token_positions))
@@ -358,12 +357,6 @@ class Stack(nn.Module):
             number = index if counts else 0
             inputs.append(LayerInputs(shared, token_positions, packing, prepared[own, reach], number))
         return inputs
-
-    def precision(self) -> torch.dtype:
-        """The dtype of queries and keys."""
-        weight = next(p for p in self.layers.parameters() if p.is_floating_point())  # others are quantised
-        device = autocast_device(weight.device.type)
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 class Encoder(Stack):

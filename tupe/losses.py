@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from .cpu import multiply, padded, product_over_rows
-from .positions import autocast_device
+from .positions import autocast_device, precision_of
 from .tracing import is_traced
 
 LM_LOSS_ROWS = 1024  # masked tokens whose logits are computed at a time
@@ -86,9 +86,8 @@ def lm_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
 
     x [n, C], weight [V, C], bias [V], targets [n].
     """
-    device = autocast_device(x.device.type)
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    with torch.autocast(device, enabled=False):
+    dtype = precision_of(x)
+    with torch.autocast(autocast_device(x.device.type), enabled=False):
         if is_traced():  # compiled code fuses what is done to logits; targets of -100 have no loss
             logits = F.linear(x.to(dtype), weight.to(dtype), bias.to(dtype))
             return F.cross_entropy(logits.float(), targets, reduction="sum")

@@ -189,7 +189,7 @@ class TupeModel(TupePreTrainedModel):
         encoder.checkpoint_activations = self.gradient_checkpointing
         # PyTorch exports nothing of it to ONNX where gradients are computed
         fused = self.config._attn_implementation == "sdpa" and not torch.onnx.is_in_onnx_export()
-        dtype = encoder.precision()
+        dtype = encoder.tokens.weight.dtype
         obstacle = Sdpa().refuses(encoder.positions, encoder.normaliser, input_ids.device, dtype)
         backend = "sdpa" if fused and obstacle is None else "plain"
         if output_attentions is None:

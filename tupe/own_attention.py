@@ -19,7 +19,7 @@ from .backend_sdpa import Sdpa
 from .backends import choose
 from .encoder import init_bert
 from .packing import Packing
-from .positions import SCHEMES, Dims, LayerContext, Positions
+from .positions import IN_LAYERS, SCHEMES, Dims, LayerContext, Positions, precision_of
 from .token_positions import TokenPositions
 from .tracing import is_traced
 
@@ -54,14 +54,20 @@ class PositionEncoding(nn.Module):
         positions = self.positions.token_positions(x.size(1), x.device)
         vectors = self.positions.embed(positions)
         x = x if vectors is None else x + vectors.to(x.dtype)
-        return x, Terms(self, positions, check_mask(mask, x), causal)
+        terms = Terms(self, positions, check_mask(mask, x), causal)
+        terms.prepare_layers(precision_of(x))
+        return x, terms
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False, layer: int = 0,
-        dropout: float = 0.0, **of_layer: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False,
+        layer: int | None = None, dropout: float = 0.0, **of_layer: Any,
     ) -> Tensor:  # fmt: skip
         """softmax(q k + positions) v for one layer alone: q, k, v [B, H, L, D] -> [B, H, L, D]. In a model of several
-        layers, `forward` computes the terms once for all of them."""
+        layers, `forward` computes the terms once for all of them. Raises ValueError for an encoding that adds vectors
+        to the input, which this call does not see, and as `Terms.attention`."""
+        if adding := self.positions.having["embed"]:
+            raise ValueError(f"{adding[0]} adds vectors to the embedded tokens x: call x, terms = positions(x) before "
+                             "the layers, and terms.attention in them")  # fmt: skip
         positions = self.positions.token_positions(q.size(2), q.device)
         terms = Terms(self, positions, check_mask(mask, q.transpose(1, 2)), causal)
         return terms.attention(q, k, v, layer, dropout, **of_layer)
@@ -76,13 +82,13 @@ class Terms:
             raise ValueError(f"causal=True does not go with {unfit[0]}, which reads later tokens; leave {unfit[0]} out")
         self.token_positions, self.mask, self.causal = token_positions, mask, causal
         self.terms: list[tuple[Tensor | None, Tensor | None]] = []  # of the layers, once they are asked for
-        self.prepared: dict[tuple[int, int | None], tuple[Backend, Any]] = {}
+        self.prepared: dict[tuple[int, int | None, torch.dtype], tuple[Backend, Any]] = {}
         own = any(self.positions.having[hook] for hook in ("content", "gate", "value", "reach"))
         # Nothing but q k, of rotated q and k: PyTorch chooses its fastest kernel, and hides later tokens itself.
         self.bare = encoding.backend == "auto" and mask is None and not own and not self.positions.has_bias()
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, layer: int = 0, dropout: float = 0.0,
+        self, q: Tensor, k: Tensor, v: Tensor, layer: int | None = None, dropout: float = 0.0,
         project: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None = None, x: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """softmax(q k + positions) v: q, k, v [B, H, L, D] -> [B, H, L, D], in the layer of this index. dropout: the
@@ -90,11 +96,18 @@ class Terms:
 
         project: the layer's own projections, vectors [1, R, C] -> q, k, v [1, H, R, D], with which deberta_v2 projects
         its vectors. x: the layer's input [B, L, C], from which cable and selective_rope compute distances and angles.
-        Raises ValueError where one of the two is missing.
+        Raises ValueError where one of the two, or the layer, is missing and the encoding needs it.
         """
         if isinstance(layer, Tensor):
             raise ValueError("layer is a tensor; valid: the layer's index. A mask goes into `positions(x, mask=mask)`")
         name = self.positions.name
+        if layer is None:
+            if self.positions.is_numbered(*IN_LAYERS, "reach"):
+                missing("layer=, the layer's index (0 if each layer has an encoding of its own, unless layers differ)",
+                        name)()  # fmt: skip
+            layer = 0
+        dtype = precision_of(v)
+        q, k, v = (y.to(dtype) for y in (q, k, v))  # under autocast, norms of q and k make them float32
         of_layer = LayerContext(
             layer, self.token_positions, project or missing("project=, the layer's own projections", name),
             missing("x=, the layer's input", name) if x is None else lambda: x, self.mask, self.positions.scale,
@@ -103,26 +116,33 @@ class Terms:
             q, k, v = self.positions.rotate(q, k, v, of_layer)
             out = F.scaled_dot_product_attention(q, k, v, None, dropout, self.causal, scale=self.positions.scale)
             return self.positions.unrotate(out, of_layer)
-        backend, prepared = self.prepare(q, of_layer)
+        backend, prepared = self.prepare(of_layer, dtype)
         return attend(q, k, v, self.positions, prepared, of_layer, backend, dropout)
 
-    def prepare(self, q: Tensor, of_layer: LayerContext) -> tuple[Backend, Any]:
-        """The backend, and what it prepared for this layer: layers that see equally far share it."""
+    def prepare_layers(self, dtype: torch.dtype) -> None:
+        """Prepare all layers now: under activation checkpointing, what the first layer computes for all of them would
+        have no gradient."""
+        for index in range(0 if self.bare else self.positions.dims.layers):
+            self.prepare(LayerContext(index, self.token_positions), dtype)
+
+    def prepare(self, of_layer: LayerContext, dtype: torch.dtype) -> tuple[Backend, Any]:
+        """The backend, and what it prepared for this layer: layers that see equally far share it. dtype: of queries
+        and keys."""
         own, reach = of_layer.index if self.positions.per_layer else 0, self.positions.reach(of_layer)
-        if (own, reach) not in self.prepared:
-            length, heads = q.size(2), self.positions.dims.heads
+        if (own, reach, dtype) not in self.prepared:
+            length, device, heads = self.token_positions.length, self.token_positions.device, self.positions.dims.heads
             request = self.request
-            if request == "auto" and is_traced() and not Sdpa().refuses(self.positions, "softmax", q.device, q.dtype):
+            if request == "auto" and is_traced() and not Sdpa().refuses(self.positions, "softmax", device, dtype):
                 request = "sdpa"  # compiled code is one graph, on a CPU too
-            backend, _ = choose(request, self.positions, "softmax", q.device, q.dtype, length)
-            batch = Batch(self.token_positions, q.dtype, heads, Packing(self.mask), self.positions.untie_cls)
+            backend, _ = choose(request, self.positions, "softmax", device, dtype, length)
+            batch = Batch(self.token_positions, dtype, heads, Packing(self.mask), self.positions.untie_cls)
             self.terms = self.terms or self.positions.terms(self.token_positions)
             bias, gate = self.terms[own]
             if self.causal:
-                earlier = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+                earlier = torch.ones(length, length, dtype=torch.bool, device=device).tril()
                 bias = mask_logits(bias, earlier).expand(heads, -1, -1)
-            self.prepared[own, reach] = backend, backend.prepare(bias, gate, reach, batch)
-        return self.prepared[own, reach]
+            self.prepared[own, reach, dtype] = backend, backend.prepare(bias, gate, reach, batch)
+        return self.prepared[own, reach, dtype]
 
 
 def missing(what: str, name: str) -> Callable[..., Any]:

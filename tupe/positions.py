@@ -34,12 +34,15 @@ Scheme = TypeVar("Scheme", bound="type[PositionScheme]")
 SCHEMES: dict[str, "type[PositionScheme]"] = {}  # name -> class, in the order of names in a combination: see `place`
 FAMILIES = ("schemes_absolute", "schemes_bias", "schemes_content", "schemes_rotation")  # files; users' come last
 CLS = ("tied", "untied", "zero")  # see `Positions`
+IN_LAYERS = ("content", "rotate", "value", "unrotate")  # the hooks that run in each layer
+# What a `Positions` has beside its schemes.
+TAKEN = ("cls", "dims", "having", "name", "per_layer", "scale", "theta", "training", "untie_cls")
 
 
 def register(name: str) -> Callable[[Scheme], Scheme]:
     """Class decorator: make a scheme available as `--position NAME`."""
 
-    if not re.fullmatch(r"[\w-]+", name) or hasattr(Positions, name):
+    if not re.fullmatch(r"[\w-]+", name) or name in TAKEN or hasattr(Positions, name):
         valid = "letters, digits, _ and -; not an attribute of Positions"
         raise ValueError(f"{name!r:.60} is not a valid scheme name ({valid})")
 
@@ -291,7 +294,7 @@ def undecayed_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """The parameters of a model with an `Encoder` in it, as groups for any optimizer: with weight decay and, if
+    """The parameters of a model with position schemes in it, as groups for any optimizer: with weight decay and, if
     `undecayed_names` has any, without."""
     undecayed, parameters = set(undecayed_names(model)), dict(model.named_parameters())
     decayed = [parameter for name, parameter in parameters.items() if name not in undecayed]
@@ -416,6 +419,10 @@ class Positions(nn.ModuleDict):
             scheme = self[name]
             schemes.append(scheme[layer] if isinstance(scheme, nn.ModuleList) else scheme)
         return schemes
+
+    def is_numbered(self, *hooks: str) -> bool:
+        """Whether what these hooks do differs from layer to layer."""
+        return self.per_layer or any(scheme.numbered for hook in hooks for scheme in self.of_layer(0, hook))
 
     def _sum(
         self, schemes: list[PositionScheme], hook: str, shape: tuple[int, ...], device: torch.device, *args: Any,
@@ -550,9 +557,10 @@ class Positions(nn.ModuleDict):
             if not isinstance(new, tuple | list) or len(new) != 3:
                 raise bad_return(scheme, "rotate", type(new).__name__, SHAPES["rotate"])
             width = new[0].shape[-1:] if isinstance(new[0], Tensor) else q.shape[-1:]
-            q = check(new[0], scheme, "rotate", q.shape[:3] + width, v.device)
-            k = check(new[1], scheme, "rotate", k.shape[:3] + width, v.device)
-            v = check(new[2], scheme, "rotate", v.shape, v.device)
+            # sines are computed in float32, and attention takes q, k and v of one dtype
+            q = check(new[0], scheme, "rotate", q.shape[:3] + width, v.device).to(q.dtype)
+            k = check(new[1], scheme, "rotate", k.shape[:3] + width, v.device).to(k.dtype)
+            v = check(new[2], scheme, "rotate", v.shape, v.device).to(v.dtype)
         return q, k, v
 
     def unrotate(self, out: Tensor, layer: LayerContext) -> Tensor:
@@ -566,6 +574,12 @@ def autocast_device(device: str) -> str:
     """The kind of device whose autocast setting applies on `device`: the meta device, which only has shapes, has no
     setting of its own."""
     return "cpu" if device == "meta" else device
+
+
+def precision_of(x: Tensor) -> torch.dtype:
+    """What products of x are computed in: the dtype of autocast, where it is on, or that of x."""
+    device = autocast_device(x.device.type)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def bounded_schemes(names: str) -> list[str]:
@@ -588,6 +602,11 @@ def check_combination(names: str, chosen: list[NamedScheme], cls: str) -> None:
             raise ValueError(f"position={names}: {name} changes embeddings; it cannot be per layer")
         if schemes[name].own_projections:
             raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
+    every = {name: options_of(SCHEMES[name])["every"].default for name in ("rope", "window") if name in schemes}
+    every |= {one.name: one.options["every"] for one in chosen if one.name in every and "every" in one.options}
+    local = any(one.name == "rope" and {"local", "local_base"} & one.options.keys() for one in chosen)
+    if local and every.get("window") and every["rope"] != every["window"]:
+        raise ValueError(f"position={names}: rope's local layers are those with a window; give both the same every")
     if cls != "tied":
         if rotating:
             why = f"{rotating[0]} rotates q and k, it has no term to drop; give cls=tied"

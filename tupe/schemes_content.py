@@ -29,7 +29,7 @@ from .token_positions import TokenPositions
 
 class RelativeVectors(Clipped):
     """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
-    choice)."""
+    choice; their base model has 16, and `shaw_values` too)."""
 
     numbered = False
 
@@ -98,6 +98,7 @@ class ShawValues(Clipped):
     shaw+shaw_values."""
 
     paper, formula = "Shaw et al. 2018", "o_i + sum_j a_ij r_{clip(j - i)}"
+    numbered = False
 
     def __init__(self, dims: Dims, max_distance: int = 64):
         super().__init__(dims, max_distance)
@@ -114,7 +115,8 @@ class Deberta(PositionScheme):
 
     q_i . P[delta(i, j)] V_K + k_j . P[delta(j, i)] V_Q with delta(i, j) = clip(i - j + t, 0, 2t - 1), where t is
     max_distance: the paper's equation 4 (the authors' code has delta(i, j) in both terms). The table P is shared by all
-    layers, the projections are each layer's own, without biases. Theirs drop out entries of P in training.
+    layers, the projections are each layer's own, without biases (V_Q has one in the authors' code). Theirs drop out
+    entries of P in training.
     """
 
     paper, formula = "He et al. 2021", "(q_i . P_{i-j} V_K + k_j . P_{j-i} V_Q) / sqrt(3D)"
@@ -144,7 +146,7 @@ class DebertaShared(Deberta):
     """`deberta` with one pair of projections for all layers, as TUPE shares its own."""
 
     paper, formula = "He et al. 2021, shared", "as deberta, V_Q and V_K shared by all layers"
-    own_projections = False
+    own_projections = numbered = False
 
 
 @register("deberta_v2")
@@ -158,7 +160,7 @@ class DebertaV2(PositionScheme):
     """
 
     paper, formula = "He et al. 2023", "(q_i . W_K P_{b(i-j)} + k_j . W_Q P_{b(i-j)}) / sqrt(3D)"
-    extra_terms = 2
+    extra_terms, numbered = 2, False
 
     def __init__(self, dims: Dims, buckets: int = 256, max_distance: int = 512):
         super().__init__(dims)
@@ -225,6 +227,7 @@ class Wavelets(PositionScheme):
     """
 
     paper, formula = "Oka et al. 2025", "q_i . psi((j - i - b) / a) / sqrt(D), psi Ricker's wavelet"
+    numbered = False
 
     def __init__(self, dims: Dims, scales: int = 8):
         super().__init__(dims)
@@ -249,7 +252,11 @@ class Cope(PositionScheme):
     right. Each layer has its own in theirs: cope:layer.
     """
 
-    paper, formula = "Golovneva et al. 2024 (CoPE)", "q_i . e[p_ij] / sqrt(D), p_ij = sum_{m = j..i} sigmoid(q_i . k_m)"
+    paper, formula = (
+        "Golovneva et al. 2024 (CoPE)",
+        "q_i . e[p_ij] / sqrt(D), p_ij = sum_{m = j..i} sigmoid(q_i . k_m / sqrt(D))",
+    )
+    numbered = False
 
     def __init__(self, dims: Dims, positions: int = 64):
         super().__init__(dims)
@@ -303,6 +310,7 @@ class GrapeA(PositionScheme):
 
     paper, formula = "Zhang et al. 2025 (GRAPE)", "-|j - i| omega_h m_h softplus(u_h . k_j / sqrt(D))"
     undecayed = "omega", "direction"
+    numbered = False
 
     def __init__(self, dims: Dims):
         super().__init__(dims)

@@ -32,7 +32,8 @@ class Rope(LearnedFrequencies, PositionScheme):
     code does: a ramp leads from the columns that turn 32 times to the columns that turn once within max_positions. It
     takes the max_positions that the model had when it got the option, and keeps the number with the weights. It also
     multiplies q and k by 0.1 ln s + 1, including the columns that are not rotated (Hugging Face scales only the rotated
-    ones). Raises ValueError for two of these, and for options that contradict each other.
+    ones). Layers with a local_base stay as they were trained: behind a window, longer sequences bring no longer
+    distances. Raises ValueError for two of these, and for options that contradict each other.
     """
 
     paper, formula = "Su et al. 2021", "(R_i q_i) . (R_j k_j) / sqrt(D)"
@@ -54,6 +55,8 @@ class Rope(LearnedFrequencies, PositionScheme):
             raise ValueError("only one of interpolate, ntk and yarn can be more than 1")
         if learned and local_base:
             raise ValueError("learned:True has no bases; local_base has no meaning beside it")
+        if every != 3 and not (local or local_base):
+            raise ValueError("every has no meaning without local:True or a local_base")
         if local and (local_base or every == 1):
             raise ValueError("local:True leaves only local layers, which have one base: every must be more than 1, "
                              "without local_base")  # fmt: skip
@@ -72,9 +75,9 @@ class Rope(LearnedFrequencies, PositionScheme):
         """The number of rotated columns of vectors of this width."""
         return width if self.fraction == 1 else max(2, 2 * round(width * self.fraction / 2))
 
-    def frequencies(self, columns: int, base: float, device: torch.device) -> Tensor:
+    def frequencies(self, columns: int, device: torch.device) -> Tensor:
         """[columns / 2]: the frequencies of training or, for longer sequences, lower ones."""
-        omega = self.omega if self.learned else frequencies(columns, device, base)
+        omega = self.omega if self.learned else frequencies(columns, device, self.base)
         if self.interpolate > 1:
             return omega / self.interpolate
         if self.ntk > 1 and columns > 2:
@@ -83,17 +86,21 @@ class Rope(LearnedFrequencies, PositionScheme):
         if self.yarn > 1:
             m, length = torch.arange(omega.size(-1), device=device), self.trained.double()
             # the columns that turn 32 times and once
-            low, high = (columns * (length / (2 * math.pi * n)).log() / (2 * math.log(base)) for n in (32, 1))
+            low, high = (columns * (length / (2 * math.pi * n)).log() / (2 * math.log(self.base)) for n in (32, 1))
             low, high = low.floor().clamp(min=0), high.ceil().clamp(max=columns - 1)
             slow = ((m - low) / (high - low).clamp(min=0.001)).clamp(0, 1).float()  # 0: keep it, 1: divide it
             return omega * (1 - slow + slow / self.yarn)
         return omega
 
+    def has_local_base(self, layer: LayerContext) -> bool:
+        return self.local_base != self.base and layer.index % self.every > 0
+
     def angles(self, width: int, layer: LayerContext) -> Tensor:
         """[L, columns / 2], by which the rows of vectors of this width are rotated."""
-        index = layer.positions.index
-        base = self.local_base if self.numbered and layer.index % self.every else self.base
-        return index[:, None] * self.frequencies(self.columns(width), base, index.device)
+        index, columns = layer.positions.index, self.columns(width)
+        if self.has_local_base(layer):
+            return index[:, None] * frequencies(columns, index.device, self.local_base)
+        return index[:, None] * self.frequencies(columns, index.device)
 
     def rotate(self, q: Tensor, k: Tensor, v: Tensor, layer: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         if self.local and layer.index % self.every == 0:
@@ -101,7 +108,7 @@ class Rope(LearnedFrequencies, PositionScheme):
         angle = self.angles(q.size(-1), layer)
         cos, sin = angle.cos(), angle.sin()
         q, k = turned(q, cos, sin), turned(k, cos, sin)
-        if self.yarn > 1:
+        if self.yarn > 1 and not self.has_local_base(layer):
             q, k = (x * (0.1 * math.log(self.yarn) + 1) for x in (q, k))
         return q, k, v
 
@@ -150,6 +157,7 @@ class Fope(PositionScheme):
     """
 
     paper, formula = "Hua et al. 2025 (FoPE)", "as rope, cos and sin sums over all frequencies, those of long periods 0"
+    numbered = False
     trained: Tensor
     mixtures: Tensor
 
@@ -218,7 +226,7 @@ class Pope(PositionScheme):
 
     paper = "Gopalakrishnan et al. 2025 (PoPE)"
     formula = "sum_c softplus(q_ic) softplus(k_jc) cos(omega_c (j - i) + delta_hc) / sqrt(D)"
-    undecayed = ("delta",)
+    undecayed, numbered = ("delta",), False
 
     def __init__(self, dims: Dims, base: float = 10000.0):
         super().__init__(dims)
@@ -299,7 +307,7 @@ class Window(PositionScheme):
         super().__init__(dims)
         if every == 1 or every < 0:
             raise ValueError(f"every must be 0 (no layer is global), or 2 or more, not {every}")
-        self.distance, self.every = at_least(2, size=size) // 2, every
+        self.distance, self.every, self.numbered = at_least(2, size=size) // 2, every, every > 0
 
     def reach(self, layer: LayerContext) -> int | None:
         return None if self.every and layer.index % self.every == 0 else self.distance
