@@ -83,7 +83,7 @@ def train(
         return
     check_data(data, output, needed)
     if further:
-        runner.check(next(iter(plan)))
+        runner.check(next(iter(plan)), runner.slots(jobs)[0])
     results = final_losses(output)
     for job, trial in plan.items():
         if trial not in results:

@@ -92,6 +92,51 @@ def test_two_files_of_encodings_do_not_share_a_name(tmp_path):
         del SCHEMES["slope_one"], SCHEMES["slope_two"]
 
 
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("from tupe.hf import TupeConfig", "'from tupe.hf import TupeConfig' cannot be saved; put the encoding into"),
+        ("from tupe.modeling_tupe import TupeModel", "cannot be saved; put the encoding into a file of its own"),
+        ("import tupe.hf", "'import tupe.hf' cannot be saved"),
+    ],
+)
+def test_code_that_cannot_move_does_not_end_a_training(line, message, tmp_path, caplog):
+    """Trainer saves for the first time after hundreds of updates: the weights are written all the same."""
+    from tupe.configuration_tupe import own_code
+    from tupe.modeling_tupe import TupeConfig, TupeModel
+    from tupe.positions import SCHEMES, load_scheme_file
+
+    (tmp_path / "mine.py").write_text(f"{line}\n{SCHEME}")
+    load_scheme_file(tmp_path / "mine.py")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    try:
+        with pytest.raises(ValueError, match=message):
+            own_code("bare_slope")
+        model = TupeModel(TupeConfig(30, position="bare_slope", **sizes))
+        model.save_pretrained(tmp_path / "saved")
+        assert message in caplog.text and (tmp_path / "saved" / "model.safetensors").exists()
+        assert torch.equal(*(m.encoder.tokens.weight for m in (model, TupeModel.from_pretrained(tmp_path / "saved"))))
+    finally:
+        del SCHEMES["bare_slope"]
+
+
+def test_a_file_of_encodings_may_postpone_annotations(tmp_path):
+    """Its line has to be the first of the file that several are saved as."""
+    from tupe.configuration_tupe import own_code
+    from tupe.positions import SCHEMES, load_scheme_file
+
+    for name in ("one", "two"):
+        code = SCHEME.replace("bare_slope", f"slope_{name}").replace("BareSlope", f"Slope{name}")
+        (tmp_path / f"{name}.py").write_text("from __future__ import annotations\n" * (name == "two") + code)
+        load_scheme_file(tmp_path / f"{name}.py")
+    try:
+        code = own_code("slope_one+slope_two")["own_schemes.py"]
+    finally:
+        del SCHEMES["slope_one"], SCHEMES["slope_two"]
+    compile(code, "own_schemes.py", "exec")
+    assert code.startswith("from __future__ import annotations\n")
+
+
 @pytest.mark.thorough
 def test_a_saved_model_loads_where_this_package_is_not(tmp_path, monkeypatch):
     """... with all its classes, a user's encoding, the labels' names and its tokeniser."""

@@ -57,6 +57,28 @@ def has_parameters(position):
     return any(True for _ in Positions(position, Dims(40, 32, 4, 2, head_dim=8, value_dim=8)).parameters())
 
 
+def test_copies_of_data_parallel_compute_the_same():
+    """transformers' Trainer makes them in a process with several GPUs; they have no parameters, only tensors."""
+    model = make()
+    expected = first_output(model)
+    replica = replicated(model)
+    assert not list(replica.parameters())
+    assert torch.equal(first_output(replica), expected)
+
+
+def replicated(module):
+    """What torch.nn.parallel.replicate makes of it, without a second device."""
+    copied = module._replicate_for_data_parallel()
+    for name, child in module.named_children():
+        setattr(copied, name, replicated(child))
+    copied._former_parameters = dict(module._parameters)
+    for name, parameter in module._parameters.items():
+        copied._parameters.pop(name, None)
+        if parameter is not None:
+            setattr(copied, name, parameter.detach().clone().requires_grad_())
+    return copied
+
+
 LEARNED = [*filter(has_parameters, [*SCHEMES, *SUMS])]
 # Every scheme that learns in the usual block; in the others, some with modules of their own or of the layer's.
 BLOCKS_TRIED = [(position, "transformer") for position in LEARNED]

@@ -108,7 +108,9 @@ def test_given_words_keep_their_numbers(tokenizer):
 @MANY
 @given(words=st.lists(st.sampled_from(GIVEN), min_size=1))
 def test_given_words_are_cut_as_in_their_text(words, tokenizer):
-    assert tokenizer(words, is_split_into_words=True)["input_ids"] == tokenizer(" ".join(words))["input_ids"]
+    expected = tokenizer(" ".join(words))["input_ids"]
+    assert tokenizer(words, is_split_into_words=True)["input_ids"] == expected
+    assert tokenizer.encode(words, is_split_into_words=True) == expected
 
 
 def test_whole_words_are_masked(tokenizer):

@@ -174,6 +174,16 @@ def card(monkeypatch):
     backend_triton.fastest.cache_clear()
 
 
+def test_a_recording_has_the_backend_that_was_measured_before_it(card, monkeypatch):
+    """And one of a length that was not measured yet has PyTorch's."""
+    card(lambda name, length: 1.0 if name == "triton" else 2.0)
+    assert chosen("t5") == "triton"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert chosen("t5") == "triton" and chosen("t5", 64) == "sdpa"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert chosen("t5", 64) == "triton"
+
+
 def chosen(position, length=512, dtype=torch.bfloat16):
     return choose("auto", encoder(position).positions, "softmax", torch.device("cuda"), dtype, length)[0].name
 

@@ -61,12 +61,18 @@ class Triton(Backend):
         return attention(q, k, v, prepared.bias, prepared.mask, scale, dropout, prepared.read, self.atomic), None
 
 
+class Recording(RuntimeError):
+    """Nothing can be measured while a CUDA graph is recorded."""
+
+
 @functools.cache
 def fastest(heads: int, head_dim: int, dtype: torch.dtype, length: int, card: str) -> Triton | None:
     """The backend if Triton's kernels take less than nine tenths of the time of PyTorch's on this card, forward and
     backward: measured once per process, on the current card. A tie would be decided by chance, and another way after a
     resume; so atomic additions have to be as much faster again. Draws inside do not change the run's. Kernels that
-    cannot be made here, as without a C compiler, do not win."""
+    cannot be made here, as without a C compiler, do not win. Raises `Recording` instead of measuring in a recording."""
+    if torch.cuda.is_current_stream_capturing():
+        raise Recording
     with (
         torch.random.fork_rng(["cuda"]),
         torch.inference_mode(False),

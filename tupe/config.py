@@ -274,6 +274,9 @@ def check_together(values: Mapping[str, Any]) -> None:
     ends = [name for name in ("max_update", "max_epoch") if OPTIONS[name].place in values]
     if not any(value(name) > 0 for name in ends):
         raise ValueError("--max-update is 0, and so is --max-epoch: training would have no end; valid: at least 1")
+    by_share = value("lr_scheduler") == "polynomial_decay_ratio"
+    if not (by_share or value("total_num_update") > 0):
+        raise ValueError(f"--lr-scheduler {value('lr_scheduler')} needs the length of the run: give --total-num-update")
     shares = [value(name) for name in ("leave_unmasked_prob", "random_token_prob")]
     if sum(shares) > 1:
         raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: sum above 1")

@@ -53,9 +53,13 @@ def own_code(position: str) -> dict[str, str]:
     folder. Raises ValueError for code that cannot move, or files that define a name differently."""
     modules = {SCHEMES[part.name].__module__: part.name for part in parse(position)}
     own = {module: name for module, name in modules.items() if module.rpartition(".")[2] not in (*FAMILIES, OWN)}
-    codes, files = [], []
+    codes, files, future = [], [], False
     definitions: dict[str, tuple[str, str]] = {}  # name -> file, definition
     for module, name in own.items():
+        if module == "__main__":
+            raise ValueError(
+                f"the encoding {name} is in the script itself; put it into a file of its own, and import it"
+            )
         try:
             file, code = str(inspect.getsourcefile(sys.modules[module])), inspect.getsource(sys.modules[module])
         except (KeyError, OSError, TypeError):
@@ -63,18 +67,27 @@ def own_code(position: str) -> dict[str, str]:
                 f"the encoding {name} is not in a file: its code cannot be saved; write it to one"
             ) from None
         code = re.sub(r"^(\s*from )tupe(\.\w+ import )", r"\1\2", code, flags=re.MULTILINE)
-        if line := re.search(r"^\s*(?:import|from)\s+tupe\b.*", code, re.MULTILINE):
-            raise ValueError(f"{file}: {line[0].strip()!r} cannot be saved; write `from tupe.MODULE import NAME`")
+        if line := re.search(rf"^\s*(?:import|from)\s+(?:tupe\b|\.(?:{NOT_BESIDE}) ).*", code, re.MULTILINE):
+            raise ValueError(
+                f"{file}: {line[0].strip().replace(' .', ' tupe.')!r} cannot be saved; put the encoding into a file of "
+                "its own, with imports such as `from tupe.positions import register`"
+            )
+        code, found = re.subn(r"^from __future__ import annotations\b.*\n", "", code, flags=re.MULTILINE)
+        future = future or found > 0
         files.append(file.replace("\\", "/").rpartition("/")[2])
         for defined, what in definitions_in(code).items():
             other, before = definitions.setdefault(defined, (file, what))
             if before != what:
                 raise ValueError(f"{other} and {file} define {defined} differently, and are saved as one; rename it")
         codes.append(f"# A user's own code, not the project's: {files[-1]}\n{code.rstrip()}\n")
+    if future:  # which has to come first
+        codes.insert(0, "from __future__ import annotations\n")
     return {f"{OWN}.py": "\n\n".join([*codes, f"FILES = {files}\n"])} if own else {}
 
 
 OWN = "own_schemes"  # the module for it
+# What stands in no export, or imports the file with the encodings itself.
+NOT_BESIDE = "hf|config|own_attention|own_schemes|configuration_tupe|modeling_tupe|tokenization_tupe"
 
 
 def definitions_in(code: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ this file and its neighbours, which needs nothing but torch and transformers.
 B batch, L sequence length, C width, V vocabulary.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from .encoder import ClassificationHead, Encoder, HeadLinear, LMHead, init_bert,
 from .positions import parameter_groups
 from .tracing import is_traced
 
+logger = logging.getLogger(__name__)
+
 
 class TupePreTrainedModel(PreTrainedModel):
     config_class = TupeConfig
@@ -53,7 +56,12 @@ class TupePreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: str | Path, *args: Any, **options: Any) -> None:
         """As every model's, with the code, a user's encodings too: the folder loads where this package is not."""
-        own, self.config.auto_map = own_code(self.config.position), dict(AUTO_MAP)
+        self.config.auto_map = dict(AUTO_MAP)
+        try:
+            own = own_code(self.config.position)
+        except ValueError as error:  # in Trainer, hours into a training
+            logger.warning(f"{save_directory} gets no code of its encoding, and loads where that is imported: {error}")
+            own = {}
         super().save_pretrained(save_directory, *args, **options)
         for name, code in own.items():
             Path(save_directory, name).write_text(code, encoding="utf-8")
@@ -71,7 +79,8 @@ class TupePreTrainedModel(PreTrainedModel):
             with torch.device("cpu"), torch.no_grad():
                 fresh, own = cls(model.config).state_dict(), model.state_dict()
                 for name in missing & fresh.keys():
-                    own[name].copy_(fresh[name])
+                    if own[name].shape == fresh[name].shape:  # else ZeRO-3 has divided it, as it was initialised
+                        own[name].copy_(fresh[name])
         return (model, info) if output_loading_info else model
 
 

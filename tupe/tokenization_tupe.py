@@ -134,6 +134,14 @@ class TupeTokenizer(PreTrainedTokenizerFast):
             text, text_pair = self._in_context(text), self._in_context(text_pair)
         return super().__call__(text, text_pair, *args, is_split_into_words=is_split_into_words, **options)
 
+    def encode(
+        self, text: Any, text_pair: Any = None, *args: Any, is_split_into_words: bool = False, **options: Any
+    ) -> list[int]:
+        """The ids that a call of the tokeniser gives."""
+        if is_split_into_words:
+            text, text_pair = self._in_context(text), self._in_context(text_pair)
+        return super().encode(text, text_pair, *args, is_split_into_words=is_split_into_words, **options)
+
     def _in_context(self, words: Any) -> Any:
         """`PaperWords.in_context` for the words of a text, or of several."""
         if not words:

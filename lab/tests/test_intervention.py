@@ -1,6 +1,7 @@
 """The interventions of the third protocol move the exit, and change nothing else."""
 
 import runpy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,12 @@ from safetensors.torch import load_file
 
 from lab.plan import HERE
 from tupe import positions
+from tupe.common.recipes import read
+from tupe.data.splits import read_symbols
 from tupe.encoder import Encoder
+from tupe.train.loop import Place
+from tupe.train.pretrain import Pretraining
+from tupe.train.settle import settle
 
 FILE = HERE / "intervention.py"
 TOKENS = torch.arange(10, 42).view(2, 16)
@@ -53,6 +59,20 @@ def test_delayed_positions_are_off_before_the_update_and_tupes_from_then_on():
     assert torch.equal(delayed(TOKENS)[0], tupe(TOKENS)[0])
     evaluated = encoder("delayed:until:3", "untied").eval()  # nobody tells it of updates
     assert torch.equal(evaluated(TOKENS)[0], tupe.eval()(TOKENS)[0])
+
+
+def test_both_engines_tell_it_of_updates(data, monkeypatch):
+    seen = []
+    monkeypatch.setattr(positions.SCHEMES["delayed"], "set_num_updates", lambda self, updates: seen.append(updates))
+    words = ["--arch=tupe_a_tiny", "--position=delayed:until:2", "--cls=untied", "--tokens-per-sample=24", "--cpu",
+             "--max-update=3", "--warmup-updates=1", "--batch-size=4", "--num-workers=0"]  # fmt: skip
+    recipe = settle(read("pretrain_small", words, (), {}), gpus=0)
+    progress = SimpleNamespace(**dict.fromkeys(("begin", "passed", "move", "spoke"), lambda *args: None), time_left=id)
+    run = SimpleNamespace(writes=False, reach=id, progress=progress)
+    loop = Pretraining(recipe, str(data), read_symbols(data), run, Place(torch.device("cpu")), 3, 0)
+    loop.due = lambda: (False, False, False)
+    loop.train(None)
+    assert seen == [0, 1, 2]
 
 
 def test_trained_vectors_are_the_released_ones_and_all_else_starts_as_berts():

@@ -225,6 +225,15 @@ def small_bert(folder, kind="BertForPreTraining", eps=1e-3):
     return bert, tokens
 
 
+def test_a_bert_may_leave_out_its_epsilon(tmp_path):
+    """As Google's own files do."""
+    small_bert(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["layer_norm_eps"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert convert.from_bert(tmp_path)[0].config.layer_norm_eps == 1e-12
+
+
 def test_bert_has_equal_hidden_states(tmp_path):
     bert, tokens = small_bert(tmp_path)
     trained, text = convert.from_bert(tmp_path)

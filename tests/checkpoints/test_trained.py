@@ -17,6 +17,7 @@ from tupe.checkpoints.trained import fingerprint, read_model
 from tupe.cli import main
 from tupe.data.splits import read_symbols
 from tupe.evaluate.loading import load_model
+from tupe.run import record
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,33 @@ def test_a_finished_run_has_its_model(pretrained, vocabulary):
     assert of_run.task["tokens_per_sample"] == 20 and of_run.task["data"] == str(vocabulary)
     assert {"config.json", "model.safetensors", "training.json", "dict.txt"} <= {path.name for path in run.iterdir()}
     assert (run / "dict.txt").read_bytes() == (vocabulary / "dict.txt").read_bytes()
+
+
+def test_blocks_have_the_length_of_training_where_a_record_leaves_it_out(pretrained, tmp_path):
+    """Both engines leave out what is their default; fairseq's is 1,024 tokens, the other's 512."""
+    for engine, length in (({}, 1024), ({"engine": "torch"}, None)):
+        run = shutil.copytree(pretrained.parent, tmp_path / f"run{length}", ignore=shutil.ignore_patterns("*.pt"))
+        about = record.read(run)
+        about.config = {**{k: v for k, v in about.config.items() if k != "task.tokens_per_sample"}, **engine}
+        about.save(run)
+        (run / "checksums.json").unlink(missing_ok=True)
+        assert read_model(run).task.get("tokens_per_sample") == length
+
+
+def test_several_labels_for_a_text_stay_several(small, vocabulary, tmp_path):
+    """A head that transformers trained with a sigmoid for each label."""
+    from tupe.modeling_tupe import TupeForSequenceClassification
+
+    labels = {"id2label": {0: "x", 1: "y"}, "label2id": {"x": 0, "y": 1}, "problem_type": "multi_label_classification"}
+    model = TupeForSequenceClassification.from_pretrained(small, **labels)
+    model.save_pretrained(tmp_path / "saved")
+    export(tmp_path / "saved", tmp_path / "out", vocabulary, code=False)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification"
+    assert config["architectures"] == ["TupeForSequenceClassification"]
+    again = TupeForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    ids = torch.tensor([[0, 5, 6, 7, 2]])
+    torch.testing.assert_close(again(ids).logits, model.eval()(ids).logits)
 
 
 def test_blocks_of_an_export_fit_into_its_model(folder, vocabulary):

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from helpers import PLUGIN
 
-from tupe.cli import main
+from tupe.cli import main, train
 
 pytest.importorskip("fairseq", reason="the commands here are fairseq's")
 ROOT = PLUGIN.parent
@@ -116,6 +117,27 @@ def test_several_gpus_are_torchrun_s(tmp_path):
     assert "--cpu" not in command
 
 
+def test_a_cpu_is_one_process_however_many_gpus_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    for words in (["--cpu"], ["--gpus=0"]):
+        command = pretrain(tmp_path, *words)
+        assert command[0] != "torchrun" and {"--cpu", "--distributed-world-size=1"} <= set(command)
+
+
+def test_two_trainings_on_one_machine_have_a_port_each(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("tupe.run.torchrun.run_torchrun", started.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    (tmp_path / "data").mkdir()
+    monkeypatch.setattr(train, "check_data", lambda *args: None)
+    words = ["pretrain", "--arch=bert_a_tiny", f"--data={tmp_path / 'data'}", "--allocator=none"]
+    for more in ([], [], ["--master-port=2345"], ["--nodes=2"]):
+        result = CliRunner().invoke(main, [*words, f"--output={tmp_path / 'run'}", *more])
+        assert result.exit_code == 0, result.output
+    ports = [next(word for word in where if "port" in word) for where in started]
+    assert len(set(ports)) == 4 and ports[2:] == ["--master-port=2345", "--master-port=29500"]
+
+
 def test_nodes_without_gpus_have_a_process_each_which_speak_gloo(tmp_path):
     command = pretrain(tmp_path, "--gpus=0", "--nodes=2", "--node-rank=1")
     wanted = "--nproc-per-node=1 --nnodes=2 --cpu --distributed-backend=gloo --ddp-backend=legacy_ddp"
@@ -138,6 +160,7 @@ def test_nodes_without_gpus_have_a_process_each_which_speak_gloo(tmp_path):
         (["model._name=tupe_x"], "'tupe_"),
         (["DATA", "OUT"], "'DATA'"),
         (["--gpus=3"], "cannot be split evenly over 3"),
+        (["--max-update=0", "--max-epoch=1"], "polynomial_decay needs the length of the run: give --total-num-update"),
         (["--precision=fp16"], "fp16 needs a GPU; valid here: --precision float32, autocast or bf16"),
         (["--nodes=2", "--node-rank=2"], "--node-rank 2: valid with --nodes 2: 0 to 1"),
         (["--micro-batch-size=4", "--update-freq=1"], "--micro-batch-size, --update-freq: give one"),

@@ -134,6 +134,15 @@ def test_a_folder_holds_books(tmp_path):
     )
 
 
+def test_a_folder_may_hold_a_sentence_a_line(tmp_path):
+    """With --sentences lines, no line end only wraps the text, and indentation is text."""
+    (tmp_path / "a.txt").write_text("One\n    two\n\nthree\n")
+    (source,), _ = find_inputs([tmp_path])
+    reading = Reading(wrapped=False)
+    (document,) = documents.read(source, reading, Stats())
+    assert document.text == "One\n    two\n\nthree"
+
+
 def test_hidden_files_and_the_output_are_no_inputs(tmp_path):
     for name in ("a.txt", ".a.txt", ".git/b.txt", "out/work/c.txt", "out/dict.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

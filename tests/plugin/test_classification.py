@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fairseq.trainer import Trainer
-from helpers import compose, ended, fairseq_arguments, finetune, fork, free_port, table, unsealed
+from helpers import compose, ended, fairseq_arguments, finetune, fork, free_port, load, table, unsealed
 
 from tupe.checkpoints.export import export
 from tupe.data.examples import Examples, collate
@@ -166,6 +166,18 @@ def test_every_glue_group_names_its_task():
 
 
 # -------------------------------------------------------------------------------- resuming, failures, what is refused
+
+
+def test_a_fine_tuned_model_is_fine_tuned_again_with_a_new_head(learnable, fine_tuned, tmp_path):
+    """Its classes may mean something else; and each seed has a head of its own, as with the other engine."""
+    _, start = fine_tuned["CoLA"]
+    still = ["optimization.lr=[1e-9]", "dataset.num_workers=0"]
+    finetune(learnable, start / "checkpoint_last.pt", tmp_path / "run", *epochs(1), *still, "glue=cola")
+    one, two = (load(path / "checkpoint_last.pt")["model"] for path in (start, tmp_path / "run"))
+    apart = {key: float((one[key] - two[key]).abs().max()) for key in one if one[key].is_floating_point()}
+    heads = {key for key in apart if key.startswith("classification_heads.")}
+    assert max(apart[key] for key in apart if key not in heads) < 1e-6
+    assert all(apart[key] > 1e-3 for key in heads if "out_proj.weight" in key) and heads
 
 
 def test_a_killed_run_resumes_with_the_same_scores(learnable, pretrained, tmp_path, monkeypatch):

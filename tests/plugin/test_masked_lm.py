@@ -51,7 +51,14 @@ def test_text_without_full_stops_is_trained_on(tmp_path):
 
 def test_whatever_its_name_a_split_to_train_on_is_masked_anew(tmp_path):
     data, seen = write_data(tmp_path / "data", valid_lines=40), []
-    words = ["--train-subset=valid", "--max-epoch=2", "--max-update=1000", "--num-workers=0", "--no-save"]
+    words = [
+        "--train-subset=valid",
+        "--valid-subset=train",
+        "--max-epoch=2",
+        "--max-update=1000",
+        "--num-workers=0",
+        "--no-save",
+    ]
     train(pretrain_arguments(data, tmp_path / "run", *words), on_step=lambda batches: seen.extend(batches))
     first, second = (
         [batch["target"].tolist() for batch in half] for half in (seen[: len(seen) // 2], seen[len(seen) // 2 :])

@@ -68,6 +68,29 @@ def test_a_run_that_began_with_a_file_goes_on_from_its_own_checkpoints(data, ful
         train(pretrain_arguments(data, tmp_path, words[1], "--max-update=15"))
 
 
+def test_checkpoints_of_an_interval_are_there_at_the_end_of_an_epoch(data, tmp_path):
+    words = [f"--save-interval-updates={EPOCH // 3}", "--keep-interval-updates=2", "--num-workers=0", "--max-update=9"]
+    train(pretrain_arguments(data, tmp_path, *words, "--no-epoch-checkpoints", "--total-num-update=14"))
+    assert {path.name for path in tmp_path.glob("checkpoint_*_*.pt")} == {"checkpoint_1_6.pt", "checkpoint_1_9.pt"}
+    train(pretrain_arguments(data, tmp_path, words[2], "--max-update=10", "--total-num-update=14"))  # it goes on
+
+
+def test_settings_that_do_not_work_are_refused(data, tmp_path):
+    for words, message in (
+        (["--store-ema"], "ema.store_ema: fairseq cannot average this model; valid: tupe checkpoint average"),
+        (["--patience=2"], "checkpoint.patience: a run is as long as it is told"),
+        (["--valid-subset=valid,train"], "train is the split to train on; valid: other splits"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(pretrain_arguments(data, tmp_path, *words))
+
+
+def test_without_validation_no_text_need_be_held_out(data, tmp_path):
+    shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("valid.*", "checksums.json"))
+    words = ["--disable-validation", "--max-update=2", "--num-workers=0"]
+    assert len(train(pretrain_arguments(tmp_path / "data", tmp_path / "run", *words))) == 2
+
+
 def masks_of_epochs(data, save_dir, *more):
     """What is to be predicted of every block, {id: ids}, in each of three epochs and in the validation after each, with
     one data worker, which is fairseq's default."""

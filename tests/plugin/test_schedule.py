@@ -46,6 +46,15 @@ def test_a_schedule_without_an_end_is_refused(any_optimizer):
         PolynomialDecayRatio(schedule(total_num_update=0), any_optimizer)
 
 
+def test_rates_for_each_epoch_are_refused(any_optimizer):
+    with pytest.raises(ValueError, match="--lr 0.1,0.01: polynomial_decay_ratio has one rate for all epochs"):
+        config = OmegaConf.structured(PolynomialDecayRatioConfig(lr=[0.1, 0.01], total_num_update=9))
+        PolynomialDecayRatio(config, any_optimizer)
+    with pytest.raises(ValueError, match="constant_cooldown has one rate"):
+        config = OmegaConf.structured(ConstantCooldownConfig(lr=[0.1, 0.01], total_num_update=9))
+        ConstantCooldown(config, any_optimizer)
+
+
 def test_the_rate_is_constant_up_to_the_cooldown(any_optimizer):
     values = {"warmup_updates": 4, "cooldown_updates": 5, "total_num_update": 20}
     scheduler = ConstantCooldown(OmegaConf.structured(ConstantCooldownConfig(lr=[2.0], **values)), any_optimizer)

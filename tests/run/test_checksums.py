@@ -172,6 +172,16 @@ def test_what_a_run_still_writes_is_not_accepted_as_it_is(folders, tmp_path):
     assert whole.exit_code == 0, whole.output
 
 
+def test_checkpoints_that_a_run_writes_anew_are_not_sealed(folders, tmp_path):
+    run = shutil.copytree(folders / "fairseq", tmp_path / "run")
+    (run / "config.json").write_text((run / "config.json").read_text() + " ")
+    assert CliRunner().invoke(main, ["verify", "--accept", str(run)]).exit_code == 0
+    state = torch.load(run / "checkpoint_last.pt", weights_only=False)
+    torch.save({**state, "extra_state": {**state["extra_state"], "more": "x" * 1000}}, run / "checkpoint_last.pt")
+    read_checkpoint(run / "checkpoint_last.pt")
+    assert CliRunner().invoke(main, ["verify", str(run)]).exit_code == 0
+
+
 def test_a_folder_says_what_made_it_and_from_what(folders, small, vocabulary):
     made = checksums.read_signed(folders / "export" / "checksums.json")
     assert made["version"] == tupe.__version__ and made["command"]

@@ -146,6 +146,26 @@ def test_a_file_has_one_writer_but_a_command_may_be_made_of_parts(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"] and (tmp_path / "a.pt").read_bytes() == b"mine"
 
 
+def test_a_folder_whose_parent_is_another_s_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(folder.os, "access", lambda path, mode: path != tmp_path)
+    with owned(tmp_path / "out"):
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        assert ended(fork(lambda: owned(tmp_path / "out").__enter__())) != 0
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_what_a_training_is_writing_stays(tmp_path):
+    """A command may write its report into the folder of a run."""
+    (tmp_path / "run" / "checkpoint-3.partial").mkdir(parents=True)
+    lock(tmp_path / "run")
+    with owned(tmp_path / "run"):
+        assert (tmp_path / "run" / "checkpoint-3.partial").exists()
+    unlock(tmp_path / "run")
+    with owned(tmp_path / "run"):
+        assert not (tmp_path / "run" / "checkpoint-3.partial").exists()
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_command_is_the_only_one_that_writes_its_output(shared, tmp_path):
     """But for those that train in a folder of runs."""

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from helpers import write_run, write_runs
 
+from tupe.common.architectures import architecture_of, plain_options
+from tupe.common.recipes import read as read_recipe
 from tupe.run import record
 from tupe.run.folder import lock
 from tupe.run.record import Record
-from tupe.sweep.collection import FinishedRun, collect
+from tupe.sweep.collection import FinishedRun, Model, collect, pretraining_record
+from tupe.train.settle import differing, settle
 
 
 def reasons(pairs):
@@ -85,6 +88,28 @@ def test_pretrainings_are_no_rows(tmp_path):
         Record("masked_lm", "tupe_r", state=state, started_at="today", splits=["valid"]).save(folder)
     collection = collect([tmp_path])
     assert len(collection.finished) == 1 and not collection.unfinished and not collection.left_out
+
+
+@pytest.mark.parametrize(
+    "options, pretrained, fine_tuned",
+    [
+        (["--position=absolute+t5"], ("bert_a_tiny", "position absolute+t5"), ("bert_r_tiny", "")),
+        (["--position=untied", "--cls=tied"], ("bert_a_tiny", "position untied"), ("tupe_a_tie_cls_tiny", "")),
+        (["--position=rope"], ("bert_a_tiny", "position rope"), ("bert_a_tiny", "position rope")),
+    ],
+)
+def test_a_pretraining_is_known_by_its_model_whatever_it_is_called(options, pretrained, fine_tuned, tmp_path):
+    """A pre-training keeps the architecture that the user named, a fine-tuning takes the nearest one."""
+    settled = settle(read_recipe("pretrain_small", ["--arch=bert_a_tiny", *options]), gpus=0)
+    assert (settled.architecture, settled.variant) == pretrained
+    architecture = architecture_of(settled.model)
+    differs = differing(vars(settled.model), plain_options(architecture))
+    assert (architecture, ", ".join(f"{name} {value}" for name, value in differs.items())) == fine_tuned
+    Record("masked_lm", *pretrained, seed=3).save(tmp_path)
+    model = Model(fine_tuned[0], 10, str(tmp_path / "checkpoint_last.pt"), fine_tuned[1])
+    assert pretraining_record(model).seed == 3
+    other = Model("tupe_r_tiny", 10, model.checkpoint)
+    assert pretraining_record(other) is None
 
 
 def test_folders_without_runs_are_refused(tmp_path):

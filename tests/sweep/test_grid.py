@@ -211,6 +211,8 @@ def test_files_of_a_grid_are_known_by_their_whole_paths(place, monkeypatch):
     with pytest.raises(ValueError, match="two jobs would share a folder of .*out, named by the last two parts"):
         other.save()
     assert Sweep.read(place / "out").grid == first.grid
+    further = Sweep.plan("pretrain_further", place / "out", {"seed": ["1"]}, ["--finetune-from-model=runs/last.pt"])
+    assert further.common == {"--finetune-from-model": str(place / "b" / "runs" / "last.pt")}
 
 
 # ------------------------------------------------------------------------------------------------------------- running

@@ -283,6 +283,15 @@ def test_an_error_in_the_caller_ends_what_runs(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_job_is_checked_where_it_will_run(tmp_path, monkeypatch):
+    """With its one GPU: a command splits its batch over all that it sees."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    code = "import os, sys; sys.exit(os.environ['CUDA_VISIBLE_DEVICES'] if len(sys.argv) > 1 else 0)"
+    job = runner.Job("one", tmp_path / "one", (sys.executable, "-c", code))
+    with pytest.raises(ValueError, match="^2$"):
+        runner.check(job, {"CUDA_VISIBLE_DEVICES": "2"})
+
+
 def test_slots(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)

@@ -42,6 +42,7 @@ from tupe.run.folder import locked
 from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, read, state_of, updates_of
 from tupe.train import launch, pretrain
 from tupe.train.loop import HalfCopy
+from tupe.train.pretrain import Pretraining
 from tupe.train.saved import STATE, checkpoints, keep, newest
 from tupe.train.settle import settle
 
@@ -313,6 +314,33 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_taken(data, whole, 
     assert ended(begin(data, folder, *words, log=tmp_path / "log")) == REFUSED
     assert "and no other there is whole" in (tmp_path / "log").read_text().splitlines()[-1]
     assert newest(folder)[0] == 14
+
+
+def test_a_checkpoint_of_another_run_is_no_beginning(data, whole, tmp_path):
+    """Users copy one to begin a shorter run, and may forget an option, or have prepared the text anew."""
+    for name, words in (("alibi", ["--position=alibi"]), ("text", [])):
+        shutil.copytree(whole / "checkpoint-14", tmp_path / name / "checkpoint-14")
+        shutil.copytree(data, tmp_path / f"{name}-data")
+        if name == "text":
+            lines = (data / "dict.txt").read_text().splitlines(keepends=True)
+            (tmp_path / f"{name}-data" / "dict.txt").write_text("".join([*lines[1:], lines[0]]))
+            (tmp_path / f"{name}-data" / "checksums.json").unlink(missing_ok=True)
+        longer = ["--max-update=16", *words]
+        log = tmp_path / "log"
+        assert ended(begin(tmp_path / f"{name}-data", tmp_path / name, *longer, log=log)) == REFUSED
+        said = "checkpoint-14 is of another model: " if name == "alibi" else "has as many types as the model's dictionary"
+        assert said in log.read_text().splitlines()[-1]
+
+
+def test_without_an_interval_every_epoch_is_saved(data, tmp_path, monkeypatch):
+    """As fairseq saves its checkpoint_last.pt: a run without one would be lost whole."""
+    saved, save = [], Pretraining.save
+    monkeypatch.setattr(Pretraining, "save", lambda loop: saved.append(loop.done) or save(loop))
+    words = ["--arch=bert_a_tiny", "--tokens-per-sample=24", "--max-update=14", "--batch-size=4", "--num-workers=0",
+             "--warmup-updates=2", "--cpu", "--save-interval-updates=0"]  # fmt: skip
+    recipe = settle(read_recipe("pretrain_small", words, fixed={"checkpoint.save_dir": tmp_path / "run"}), gpus=0)
+    launch.train(recipe, str(data), 1, 0, True)
+    assert saved == [9, 14] and [*checkpoints(tmp_path / "run")] == [14]
 
 
 def test_checkpoints_after_a_damaged_one_are_kept(tmp_path):

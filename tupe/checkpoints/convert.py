@@ -202,6 +202,7 @@ def from_bert(folder: str | Path) -> tuple[Trained, dict[str, str]]:
     for key in {"encoder.tokens.weight", "lm_head.bias"} & weights.keys():
         weights[key] = weights[key][order]
     weights[PLACES] = places
+    config = {"layer_norm_eps": 1e-12, **config}  # Google's own files do not say it
     options = {ours: config[key] for key, ours in BERT_OPTIONS.items()}
     return Trained(ModelConfig(**options, max_positions=len(places)), weights, path=Path(folder)), text
 

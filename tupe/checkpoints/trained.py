@@ -50,6 +50,7 @@ class Trained:
     updates: int = 0
     labels: dict = field(default_factory=dict)
     ranges: dict = field(default_factory=dict)
+    problems: dict = field(default_factory=dict)
     averaged: int = 0
     path: Path | None = None
 
@@ -131,9 +132,11 @@ class Trained:
             config["classifier_inner"] = len(self.weights[f"{HEADS}{head}.dense.weight"])
             config["id2label"] = {str(n): name for n, name in enumerate(names)}
             config["label2id"] = {name: n for n, name in enumerate(names)}
-            config["problem_type"] = "single_label_classification" if len(names) > 1 else "regression"
+            kind = "single_label_classification" if len(names) > 1 else "regression"
+            config["problem_type"] = self.problems.get(head, kind)
             config["label_range"] = self.ranges.get(head)
-        config["architectures"] = ["TupeForMaskedLM" if "lm_head.bias" in self.weights else "TupeModel"]
+        kind = "TupeForMaskedLM" if "lm_head.bias" in self.weights else "TupeModel"
+        config["architectures"] = [kind if head is None else "TupeForSequenceClassification"]
         return config
 
     def tensors(self, head: str | None = None) -> dict[str, Tensor]:
@@ -220,6 +223,8 @@ def of_folder(folder: str | Path) -> Trained:
     if about and about.data_folder and (folders_of(about.data_folder)[0] / "dict.txt").is_file():
         data = about.data_folder
     kept = {name: own[f"task.{name}"] for name in PRETRAINING if f"task.{name}" in own}
+    if about and not about.metrics and own.get("engine") != "torch":
+        kept.setdefault("tokens_per_sample", 1024)  # fairseq's default, which a record leaves out
     trained.task = {"_name": "tupe_masked_lm", **kept, "data": data}
     trained.updates, trained.path = record.updates_of(folder), Path(folder)
     if places:
@@ -242,6 +247,8 @@ def of_export(config: dict, tensors: dict[str, Tensor]) -> Trained:
         raise ValueError("the folder has no tupe.encoder.tokens.weight: not a model of this project")
     trained = Trained(options, weights)
     names = [name for _, name in sorted((config.get("id2label") or {}).items(), key=lambda pair: int(pair[0]))]
+    if (kind := config.get("problem_type")) and f"{HEADS}{head}.out_proj.weight" in weights:
+        trained.problems = {head: kind}
     if len(names) == len(weights.get(f"{HEADS}{head}.out_proj.weight", ())):
         trained.labels, trained.ranges = {head: names}, {head: config.get("label_range")}
     return trained

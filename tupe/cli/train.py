@@ -73,8 +73,8 @@ def launcher(function: Callable) -> Callable:
         click.option("--allocator", type=click.Choice(["tcmalloc", "none"]), help="On a CPU, what memory comes from."),
         click.option("--micro-batch-size", type=positive, help="How many sequences a GPU takes at a time, at most; the "
                      "batch stays the same (default: the recipe's)."),
-        click.option("--master-port", type=click.IntRange(1, 65535), default=29500, show_default=True,
-                     help="A free port of that machine."),
+        click.option("--master-port", type=click.IntRange(1, 65535),
+                     help="A free port of that machine (default: 29500; with one machine any that is free)."),
         click.option("--master-addr", default="localhost", show_default=True, help="The name of the first machine."),
         click.option("--node-rank", type=whole, default=0, help="The number of this machine, from 0."),
         click.option("--nodes", type=positive, default=1, help="The number of machines."),
@@ -161,14 +161,14 @@ def check_schemes(position: str) -> None:
 def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
     """Raise ValueError for a folder that holds no prepared data, or not the splits or the task of a training, whole."""
     from ..data.glue import check_glue, glue_name  # only here: numpy takes as long to import as all the rest
-    from ..data.splits import Split, folders_of, prefixes_of, read_symbols
+    from ..data.splits import Split, folders_of, prefixes_of, read_symbols, validated
 
     folders = folders_of(data)
     for folder in folders:
         check_name(folder)
         types = len(read_symbols(folder))
-    validated = () if settings["disable_validation"] else settings["valid_subset"].split(",")
-    names = (settings["train_subset"], *validated)
+    held_out = validated(settings["valid_subset"], settings["train_subset"])
+    names = [settings["train_subset"], *([] if settings["disable_validation"] else held_out)]
     if task is not None:
         if task_key(task) not in map(task_key, there := tasks_in(folders[0])):
             raise ValueError(f"{folders[0]} has no {task}; prepared there: {', '.join(there) or 'none'}")
@@ -218,13 +218,15 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
     options.run_own_files()
     import torch
 
-    from ..run.torchrun import check_environment, gpus_to_use, run_torchrun
+    from ..run.torchrun import check_environment, free_port, gpus_to_use, run_torchrun
 
     is_started, dry_run = torch.distributed.is_torchelastic_launched(), machine["dry_run"]
-    gpus = gpus_to_use(machine["gpus"], machine["nodes"], machine["node_rank"], dry_run or is_started)
+    wanted = 0 if settings["cpu"] else machine["gpus"]
+    gpus = gpus_to_use(wanted, machine["nodes"], machine["node_rank"], dry_run or is_started)
     processes = max(gpus, 1) * machine["nodes"]
     where = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={machine['nodes']}", f"--node-rank={machine['node_rank']}"]
-    where += [f"--master-addr={machine['master_addr']}", f"--master-port={machine['master_port']}"]
+    port = machine["master_port"] or (free_port() if processes > 1 == machine["nodes"] and not dry_run else 29500)
+    where += [f"--master-addr={machine['master_addr']}", f"--master-port={port}"]
     prepare = import_module(f"..{ENGINES[engine]}.launch", __package__).prepare
     with console.logged(Path(settings["save_dir"])):
         shown, train = prepare(settings, data, processes, gpus, dry_run, machine["micro_batch_size"])

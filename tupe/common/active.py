@@ -2,10 +2,12 @@
 become. Needs only torch."""
 
 import logging
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -17,6 +19,7 @@ from . import console
 from .options import Refusal
 
 logger = logging.getLogger(__name__)
+PACKAGE = Path(__file__).parents[1]
 
 
 class Run:
@@ -114,6 +117,7 @@ def device(cpu: bool = False) -> str:
 
 def reason(error: Exception) -> str:
     """Why a run failed, in one line of at most 200 characters."""
+    error = in_worker(error)
     kind = DIVERGENCE if isinstance(error, FloatingPointError) else type(error).__name__
     return f"{kind}: {' '.join(str(error).split())}"[:200]
 
@@ -123,11 +127,27 @@ def status_of(error: BaseException) -> int:
     return DIVERGED if isinstance(error, FloatingPointError) else 1
 
 
-def refuse(error: Exception) -> None:
-    """Log the traceback of an error that is handled and raise `Refusal` with one line; but leave alone a ValueError of
-    this package (a mistake of the user), a BlockingIOError, and an OSError of a disk that is full or read-only."""
+def in_worker(error: Exception) -> Exception:
+    """The ValueError of this package behind one that PyTorch raises for a data worker, with a traceback as its text;
+    any other error as it is."""
+    text = str(error)
+    if isinstance(error, ValueError) and text.startswith("Caught ValueError in DataLoader worker"):
+        _, raised, said = text.rstrip().rpartition("\nValueError: ")
+        files = re.findall(r'^  File "(.+)", line', text, re.MULTILINE)
+        if raised and files and Path(files[-1]).is_relative_to(PACKAGE):
+            return ValueError(said)
+    return error
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Raise an error that is handled as it is, if it is a ValueError of this package (a mistake of the user), a
+    BlockingIOError, or an OSError of a disk that is full or read-only. Else log its traceback, and raise `Refusal` with
+    one line."""
+    if (told := in_worker(error)) is not error:
+        raise told from None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     ours = isinstance(error, ValueError) and frames[-1].f_globals["__name__"].startswith("tupe.")
-    if not (ours or isinstance(error, BlockingIOError) or isinstance(error, OSError) and error.errno in DISK):
-        said = f"training failed: {type(error).__name__}: {error}{console.keep_traceback()}"
-        raise Refusal(said, status_of(error)) from error
+    if ours or isinstance(error, BlockingIOError) or isinstance(error, OSError) and error.errno in DISK:
+        raise error
+    said = f"training failed: {type(error).__name__}: {error}{console.keep_traceback()}"
+    raise Refusal(said, status_of(error)) from error

@@ -216,7 +216,7 @@ def _prepare(inputs, out, choices, run):
 
     # Raw text in shards.
     shard_bytes = int(choices.shard_mb * 1e6)
-    reading = Reading(choices.errors, choices.field, choices.unquoted)
+    reading = Reading(choices.errors, choices.field, choices.unquoted, wrapped=choices.sentences != "lines")
     groups = {f"{i:06}": (group, reading, shard_bytes) for i, group in enumerate(_groups(sources, shard_bytes))}
     read_folders = run.step("read", corpus.read_shards, groups)
     shards = {

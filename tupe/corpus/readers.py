@@ -112,7 +112,10 @@ def read_paragraph_lines(file: File) -> Iterator[Document]:
 
 def read_book(file: File) -> Iterator[Document]:
     """The whole file is one document. If it has empty lines, they separate paragraphs, and other line ends only wrap
-    the text."""
+    the text, unless each line is a sentence."""
+    if not file.reading.wrapped:
+        yield from _document(file, file.path, (line for _, line in file.lines()))
+        return
     lines = ("" if is_blank(line) else line.strip() for _, line in file.lines())
     for document in _document(file, file.path, lines):
         text = document.text.strip()

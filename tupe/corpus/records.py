@@ -31,12 +31,13 @@ class Bad(ValueError):
 class Reading(NamedTuple):
     """How files are read. errors: "strict" stops at bad bytes, records and files, "replace" counts them and goes on.
     field: that of the text. unquoted: quotation marks of .csv and .tsv are text. columns: those of a table without a
-    header line."""
+    header line. wrapped: line ends in a book are no ends of sentences."""
 
     errors: str = "strict"
     field: str = "text"
     unquoted: bool = False
     columns: tuple = ()
+    wrapped: bool = True
 
 
 def imported(package: str, path: str) -> ModuleType:

@@ -36,7 +36,8 @@ def collate(items: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Tensor]:
 def loader(dataset: Any, batches: Batches | list, workers: int = 0, collate: Callable = collate) -> DataLoader:
     """Drawing its batches changes no random numbers of the process. dataset: `MaskedBlocks` or `Examples`."""
     generator = torch.Generator().manual_seed(0)  # else PyTorch would draw a seed for workers that draw nothing
+    # Forked workers are kept from the signals that stop a run (`run.stop`); Python 3.14 would start them otherwise.
     return DataLoader(
         dataset, batch_sampler=batches, collate_fn=collate, num_workers=workers, generator=generator,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=torch.cuda.is_available(), multiprocessing_context="fork" if workers else None,
     )  # fmt: skip

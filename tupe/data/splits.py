@@ -121,6 +121,14 @@ def folders_of(data: str | Path) -> list[Path]:
     return [Path(data)] if Path(data).is_dir() else [Path(folder) for folder in str(data).split(":")]
 
 
+def validated(valid_subset: str, train_subset: str) -> list[str]:
+    """The splits that "NAME,NAME,..." names, to validate on. Raises ValueError for the one that is trained on: its
+    batches are drawn, masked and scored as training needs them."""
+    if train_subset in (names := valid_subset.split(",")):
+        raise ValueError(f"--valid-subset {valid_subset}: {train_subset} is the split to train on; valid: other splits")
+    return names
+
+
 def prefixes_of(data: str | Path, split: str) -> list[str]:
     """Where a split is: text to train on in every folder of `data`, one after the other; held-out text in the first
     one. Raises ValueError if the folders have other dictionaries, which ids would mix up."""

@@ -108,9 +108,7 @@ def train(config: DictConfig, yes: bool = False) -> None:
         with recorded(yes), stoppable():
             distributed_utils.call_main(config, fairseq_train.main)
     except Exception as error:
-        error = true_reason(error)
-        refuse(error)
-        raise error
+        refuse(true_reason(error))
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:

@@ -82,6 +82,8 @@ PATCHES = [
           "a checkpoint chooses which of fairseq's parts are built, and some of them run code from it", UNFIXED),
     Patch("fairseq.trainer.Trainer.load_checkpoint", saving.load_checkpoint,
           "a run of fairseq's own models goes on from checkpoints that are none of ours", OURS),
+    Patch("fairseq.checkpoint_utils.save_checkpoint", saving.save_checkpoint,
+          "`--save-interval-updates` keeps nothing at the end of an epoch", UNFIXED),
     Patch("fairseq.checkpoint_utils.torch_persistent_save", saving.save,
           "a kill or a full disk leaves half a checkpoint", UNFIXED),
     Patch("fairseq.checkpoint_utils.PathManager", saving.Paths,

@@ -34,7 +34,7 @@ from ..checkpoints.gate import read_checkpoint
 from ..common.active import Run, device
 from ..common.safe_load import num_updates
 from ..data.blocks import fingerprint_of
-from ..data.splits import folders_of
+from ..data.splits import folders_of, validated
 from ..run.folder import fingerprint, remove_partial
 from ..run.progress import Progress
 from ..run.record import Record
@@ -90,6 +90,7 @@ class RecordedTask:
         if self._training and config is not None:
             self.train_subset = config.dataset.train_subset
             refuse_jobs_in_one_process()
+            refuse_settings(config)
             choose_precision(config)
             split_over_processes(config)
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
@@ -99,7 +100,10 @@ class RecordedTask:
         return super().build_criterion(cfg, **kwargs)
 
     def _new_record(self, config):
-        splits, length = config.dataset.valid_subset.split(","), config.optimization
+        data, length = config.dataset, config.optimization
+        splits = validated(data.valid_subset, data.train_subset)
+        if data.disable_validation:  # what the folder holds is the same run
+            splits = [split for split in splits if all(path.is_file() for path in self.data_files(split))]
         files = [path for split in (config.dataset.train_subset, *splits) for path in self.data_files(split)]
         return Record(
             task=self.record_name(config),
@@ -335,6 +339,16 @@ def true_reason(error: BaseException | None) -> BaseException | None:
 
 
 # ---------------------------------------------------------------------- what a run is told before it begins
+
+
+def refuse_settings(config: DictConfig | FairseqConfig) -> None:
+    """Raise Refused for settings of fairseq that do not work here. config: the whole configuration."""
+    if config.ema.store_ema:
+        raise Refused("ema.store_ema: fairseq cannot average this model; valid: tupe checkpoint average, afterwards")
+    if config.checkpoint.patience > 0:
+        raise Refused(
+            "checkpoint.patience: a run is as long as it is told, and keeps its best checkpoint; leave it out"
+        )
 
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass.utils import overwrite_args_by_name
 from fairseq.file_io import PathManager
 from fairseq.trainer import Trainer
@@ -51,6 +52,28 @@ class Paths(PathManager):
     @staticmethod
     def isfile(path: str) -> bool:
         return PathManager.isfile(path) or Path(path, "config.json").is_file()
+
+
+class InEpoch:
+    """An epoch's iterator that is not at its end."""
+
+    def __init__(self, iterator: EpochBatchIterator):
+        self.iterator = iterator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.iterator, name)
+
+    def end_of_epoch(self) -> bool:
+        return False
+
+
+def save_checkpoint(
+    options: DictConfig, trainer: Trainer, iterator: EpochBatchIterator, score: float | None, original: Any
+) -> Any:
+    """As fairseq's, which writes no checkpoint_EPOCH_UPDATES.pt at the end of an epoch, whatever the interval."""
+    every, updates = options.save_interval_updates, trainer.get_num_updates()
+    by_updates = options.no_epoch_checkpoints and every > 0 and updates % every == 0
+    return original(options, trainer, InEpoch(iterator) if by_updates else iterator, score)
 
 
 LAST = "checkpoint_last.pt"
@@ -105,6 +128,7 @@ def _updates(path, architecture):
 
 
 _trained = None  # the architecture of the run that reads a checkpoint to go on from it
+_start = None  # the checkpoint that it starts from, as a model without heads
 
 
 def load_checkpoint_to_cpu(
@@ -116,6 +140,8 @@ def load_checkpoint_to_cpu(
         state = as_checkpoint(file) if Path(file).is_dir() else read_checkpoint(file, trained=_trained)
     except ValueError as error:
         raise Refused(str(error)) from None
+    if path == _start:  # a head of another task, or seed, may have the right size
+        state["model"] = {key: x for key, x in state["model"].items() if not key.startswith("classification_heads.")}
     state["cfg"] = OmegaConf.create(state["cfg"])
     overwrite_args_by_name(state["cfg"], arg_overrides or {})
     return checkpoint_utils._upgrade_state_dict(state)
@@ -124,10 +150,10 @@ def load_checkpoint_to_cpu(
 def load_checkpoint(trainer: Trainer, *args, original: Any, **kwargs) -> dict | None:
     """A trainer's model is already built, from the configuration of its own run. Every process reads the file: what the
     first one would send to the others holds more than plain data."""
-    global _trained
+    global _trained, _start
     trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
-    _trained = trainer.cfg.model._name
+    _trained, _start = trainer.cfg.model._name, trainer.cfg.checkpoint.finetune_from_model
     try:
         return original(trainer, *args, **kwargs)
     finally:
-        _trained = None
+        _trained = _start = None

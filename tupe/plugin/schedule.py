@@ -34,10 +34,11 @@ class PolynomialDecayRatio(PolynomialDecayLRSchedule):
 
     fairseq's own schedule needs numbers of updates, which differ between data sets.
 
-    Raises ValueError without a number of updates.
+    Raises ValueError without a number of updates, and for more than one rate.
     """
 
     def __init__(self, cfg: "PolynomialDecayRatioConfig", optimizer: FairseqOptimizer):
+        check_one_rate(SCHEDULE, cfg.lr)
         if not cfg.total_num_update > 0:
             raise ValueError(f"{SCHEDULE} needs total_num_update, or max_epoch and a task of this plugin")
         cfg.warmup_updates = round(cfg.warmup_ratio * cfg.total_num_update)
@@ -59,10 +60,11 @@ class ConstantCooldown(FairseqLRScheduler):
     Until the cool-down begins, the rate does not depend on the length of the run. So one run serves several lengths: a
     shorter one continues a checkpoint of the longer one from the update at which its own cool-down begins.
 
-    Raises ValueError for a warm-up and a cool-down that are longer than the run together.
+    Raises ValueError for a warm-up and a cool-down that are longer than the run together, and for more than one rate.
     """
 
     def __init__(self, cfg: "ConstantCooldownConfig", optimizer: FairseqOptimizer):
+        check_one_rate("constant_cooldown", cfg.lr)
         super().__init__(cfg, optimizer)
         warmup, cooldown, total = cfg.warmup_updates, cfg.cooldown_updates, cfg.total_num_update
         if warmup + cooldown > total:
@@ -75,6 +77,11 @@ class ConstantCooldown(FairseqLRScheduler):
         factor = constant(num_updates, cfg.warmup_updates, cfg.cooldown_updates, cfg.total_num_update)
         self.optimizer.set_lr(factor * cfg.lr[0])
         return self.optimizer.get_lr()
+
+
+def check_one_rate(schedule: str, rates: list[float]) -> None:
+    if len(rates) > 1:
+        raise ValueError(f"--lr {','.join(f'{rate:g}' for rate in rates)}: {schedule} has one rate for all epochs")
 
 
 def count_updates(task: FairseqTask, config: DictConfig) -> int:

@@ -105,11 +105,12 @@ def write_sealed(
 
 
 def seal_all(folder: str | Path, command: str = "", read: Iterable[str | Path] = ()) -> None:
-    """`seal` all that is in a folder and below, but for what a run still writes, and folders with checksums of their
-    own."""
+    """`seal` all that is in a folder and below, but for what a run still writes, such as fairseq's checkpoints, which
+    are archives with checksums in them, and folders with checksums of their own."""
     folder = Path(folder)
     own = {path.parent for path in folder.rglob(NAME)} - {folder}
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in CHANGING)
+    files = (path for path in files if not path.match("checkpoint*.pt"))
     files = (path for path in files if not own.intersection(path.parents))
     seal(folder, [str(path.relative_to(folder)) for path in files], command, read=read)
 

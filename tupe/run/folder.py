@@ -237,6 +237,8 @@ def owned(path: str | Path) -> Iterator[None]:
     deleted. Raises BlockingIOError if another process writes it."""
     path = Path(path).resolve()
     lock = path.parent / f".{path.name}.lock"
+    if path.is_dir() and not os.access(path.parent, os.W_OK):
+        lock = path / ".lock"
     if lock in _held:  # by the command that this is a part of
         yield
         return
@@ -248,7 +250,8 @@ def owned(path: str | Path) -> Iterator[None]:
     _held[lock] = file
     try:
         remove_partial(path.parent, f"{path.name}.")
-        remove_partial(path)
+        if not is_locked(path):  # else a training writes there, too
+            remove_partial(path)
         yield
     finally:
         lock.unlink(missing_ok=True)

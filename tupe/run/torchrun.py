@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -23,6 +24,13 @@ def gpus_to_use(gpus: int | None, nodes: int, node_rank: int, dry_run: bool) -> 
     if gpus > visible and not dry_run:
         raise ValueError(f"--gpus {gpus}: this machine has {visible}")
     return gpus
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on: two trainings on one machine need two."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
 
 
 def check_environment(processes: int) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ..common.architectures import plain_options
 from ..data.glue import TASKS, own_task
+from ..model_config import names_in
 from ..run import record
 from ..run.folder import files_below
 from ..run.record import Record
@@ -184,5 +186,16 @@ def pretraining_record(model: Model) -> Record | None:
     except ValueError:
         return None
     known = content and not content.metrics
-    same = known and (content.architecture, content.variant) == (model.architecture, model.variant)
+    same = known and structure(content.architecture, content.variant) == structure(model.architecture, model.variant)
     return content if same else None
+
+
+def structure(architecture: str, variant: str) -> dict[str, str]:
+    """{option: value} of a model that a record describes. One model may have several descriptions: a pre-training keeps
+    the architecture that the user named, and a fine-tuning takes the nearest one."""
+    try:
+        names = names_in("fairseq")
+        plain = {names.get(ours, ours): str(value) for ours, value in plain_options(architecture).items()}
+    except ValueError:  # of a file of the user's own
+        plain = {"architecture": architecture}
+    return plain | dict(pair.split(" ", 1) for pair in variant.split(", ") if pair)

@@ -123,12 +123,13 @@ def command(data, output, presets, position, size, recipe, pretraining_seeds, dr
     if dry_run:
         click.echo("\n".join(shlex.join(map(str, job.command)) for job in planned))
         return
+    slots = runner.slots(jobs)
     for sweep in sweeps:
         if not (sweep.output / "sweep.json").exists():
-            runner.check(sweep.jobs[0])
+            runner.check(sweep.jobs[0], slots[0])
     for sweep in sweeps:
         sweep.save()
-    states = runner.run(planned, runner.slots(jobs), retry_failed, title="compare")
+    states = runner.run(planned, slots, retry_failed, title="compare")
     table = losses_table([job for job, state in states.items() if state == "finished"])
     write_atomically(output / "losses.md", table.markdown())
     write_atomically(output / "losses.csv", table.csv())

@@ -27,7 +27,8 @@ from .report import write_report
 from .runner import Job
 
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
-FILES = ("--data", "--checkpoint", "--position-file")  # made absolute: a sweep goes on from another working directory
+# Made absolute: a sweep goes on from another working directory.
+FILES = ("--data", "--checkpoint", "--finetune-from-model", "--position-file")
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def options_in(words: Iterable[str]) -> dict:
 
 
 def _absolute(name, value):
-    paths = [value] if name == "--checkpoint" else split_files(value)
+    paths = [value] if name in ("--checkpoint", "--finetune-from-model") else split_files(value)
     return os.pathsep.join(str(Path(path).resolve()) for path in paths)
 
 
@@ -247,12 +248,13 @@ def command(recipe, output, grid, retry_failed, jobs, report, dry_run, common):
     if dry_run:
         click.echo("\n".join(shlex.join(map(str, job.command)) for job in sweep.jobs))
         return
+    slots = runner.slots(jobs)
     known = earlier.grid if (earlier := Sweep.read(sweep.output)) else {}
     if any(set(values) - set(known.get(name, ())) for name, values in sweep.grid.items()):
         for job in sweep.samples:
-            runner.check(job)
+            runner.check(job, slots[0])
     sweep.save()
-    states = runner.run(sweep.jobs, runner.slots(jobs), retry_failed)
+    states = runner.run(sweep.jobs, slots, retry_failed)
     if report and {"finished", "failed"}.intersection(states.values()):
         write_report(collect([sweep.output]), sweep.output / "report")
     runner.exit_if_unfinished(states, "sweep")

@@ -189,10 +189,11 @@ def last_words(job: Job) -> str:
     return ""
 
 
-def check(job: Job) -> None:
-    """Let a job's command check its options, without running it. Raises ValueError with the last line that it said."""
-    command = [*job.command, "--dry-run"]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace")
+def check(job: Job, slot: dict) -> None:
+    """Let a job's command check its options, without running it, on the GPU that it will have. slot: see `slots`.
+    Raises ValueError with the last line that it said."""
+    command, environment = [*job.command, "--dry-run"], {**os.environ, **slot}
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace", env=environment)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip()
         raise ValueError(said.splitlines()[-1] if said else f"exit status {done.returncode}")

@@ -58,6 +58,7 @@ def capture(function: Callable[[], Any], memory: Any = None) -> tuple[torch.cuda
         for _ in range(3):
             function()
     torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph, pool=memory):
+    # a thread of the data loader may call CUDA meanwhile, to pin memory
+    with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
         result = function()
     return graph, result

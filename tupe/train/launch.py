@@ -19,14 +19,14 @@ from ..config import APART, FINETUNE, PLACES, PRETRAIN
 from ..data.batches import Batches
 from ..data.blocks import Blocks, fingerprint_of
 from ..data.glue import TASKS, glue_name
-from ..data.splits import Split, files_of, folders_of, prefixes_of, read_symbols
+from ..data.splits import Split, files_of, folders_of, prefixes_of, read_symbols, validated
 from ..positions import load_scheme_file
 from ..run.folder import fingerprint, remove_partial
 from ..run.progress import SECONDS_WITHOUT_PROGRESS, Progress
 from ..run.record import Record
 from ..run.stop import stoppable
 from .saved import TrainRun, newest, newest_whole, publish
-from .settle import Settled, settle
+from .settle import Settled, differing, settle
 
 logger = logging.getLogger("tupe.train")
 
@@ -51,7 +51,7 @@ def new_record(settled: Settled, data: str, processes: int) -> Record:
     """The record of a run before it begins. data: as `folders_of` reads it. Raises ValueError for a split that is not
     there, and for a model to start from that has another dictionary."""
     folder, is_pretraining = folders_of(data)[0], settled.command == PRETRAIN
-    symbols, splits = read_symbols(folder), settled.valid_subset.split(",")
+    symbols, splits = read_symbols(folder), validated(settled.valid_subset, settled.train_subset)
     same = {"optimizer._name", "criterion._name", "optimization.lr"}  # the first two: by any name, the same numbers
     same |= set() if is_pretraining else {"lr_scheduler._name"}
     if not (is_pretraining and settled.max_valid_steps):
@@ -130,6 +130,8 @@ def train(settled: Settled, data: str, processes: int, gpus: int, yes: bool = Fa
             run.progress = Progress(updates, place.device.type == "cpu", run.writes, yes, timeout, run.note_stall)
             about.versions |= {name: metadata.version(name) for name in ("transformers", "safetensors")}
             with run.recorded():
+                if checkpoint:
+                    check_checkpoint(checkpoint, settled, folders_of(data)[0] / "dict.txt")
                 if start < updates:  # else it was killed after its last checkpoint
                     kind = Finetuning if settled.command == FINETUNE else Pretraining
                     kind(settled, data, symbols, run, place, updates, start).train(checkpoint)
@@ -137,7 +139,17 @@ def train(settled: Settled, data: str, processes: int, gpus: int, yes: bool = Fa
                     publish(newest(folder)[1], folder)
     except Exception as error:
         refuse(error)
-        raise
+
+
+def check_checkpoint(checkpoint: Path, settled: Settled, dictionary: Path) -> None:
+    """Raise ValueError for a checkpoint to go on from that is of another model, or has another dictionary: users copy
+    them from one run to begin another."""
+    trained = read_model(checkpoint, mmap=True)
+    if there := differing(vars(trained.config), vars(settled.model)):
+        here = differing(vars(settled.model), vars(trained.config))
+        pairs = [f"{name}={value}, not {here[name]}" for name, value in there.items()]
+        raise ValueError(f"{checkpoint} is of another model: {'; '.join(pairs)}")
+    check_dictionary(trained.weights, dictionary)
 
 
 def length_of(settled: Settled, data: str, symbols: list[str], processes: int) -> int | float:

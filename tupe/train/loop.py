@@ -205,10 +205,11 @@ class Loop:
         self.autocast = torch.autocast(place.device.type, torch.bfloat16, enabled=recipe.autocast == "bf16")
         self.scaler = torch.amp.GradScaler(place.device.type, enabled=recipe.fp16)
         self.graphs: Graphs | None = None
+        self.told = [module for module in computing.modules() if hasattr(module, "set_num_updates")]  # as fairseq's
         self.sums = torch.zeros(2, dtype=torch.float64, device=place.device)  # since logged: losses, and their number
         self.log, self.trackers = [], trackers(recipe, run) if run.writes else []
         self.keeps = (1, -1)
-        if recipe.command != FINETUNE:
+        if recipe.command != FINETUNE and recipe.save_interval_updates:
             self.keeps = recipe.keep_interval_updates, recipe.keep_interval_updates_pattern
         self.saved: int | None = None  # the number of updates at the last checkpoint
         self.is_best, self.began = False, time.monotonic()
@@ -248,6 +249,8 @@ class Loop:
         count = torch.tensor(sum(len(sample["labels"]) for sample in samples), device=self.place.device)
         count = self.place.summed(count).clamp(min=1)
         self.wrapped.train()
+        for module in self.told:
+            module.set_num_updates(self.done)
         for number, sample in enumerate(samples, 1):
             last = number == len(samples)
             if not stop.goes_on(last or self.sharded):
@@ -307,7 +310,8 @@ class Loop:
         recipe, done, last = self.recipe, self.done, self.done == self.updates
         ends_epoch = last or stop.is_at(done, self.batches.updates_per_epoch)
         validates = ends_epoch or stop.is_at(done, recipe.validate_interval_updates)
-        saves = ends_epoch if recipe.command == FINETUNE else last or stop.is_at(done, recipe.save_interval_updates)
+        by_epoch = recipe.command == FINETUNE or not recipe.save_interval_updates
+        saves = ends_epoch if by_epoch else last or stop.is_at(done, recipe.save_interval_updates)
         logs = last or stop.is_at(done, recipe.log_interval)
         return logs, validates and not recipe.disable_validation, saves and not recipe.no_save
 

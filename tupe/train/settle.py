@@ -140,8 +140,6 @@ def check_schedule(settled: Settled) -> None:
     for name in ("warmup_updates", "total_num_update") if by_share else ("warmup_ratio",):
         if OPTIONS[name].place in settled.changed:
             raise ValueError(f"{OPTIONS[name].flag} does not go with --lr-scheduler {settled.lr_scheduler}")
-    if not (by_share or total):
-        raise ValueError(f"--lr-scheduler {settled.lr_scheduler} needs the length of the run: give --total-num-update")
     if settled.lr_scheduler != "constant_cooldown":
         if cooldown:
             raise ValueError("--cooldown-updates: valid with --lr-scheduler constant_cooldown")
