@@ -93,6 +93,21 @@ def test_a_cut_at_any_moment_leaves_what_was_measured(tmp_path, forked, monkeypa
     assert rehearse(tmp_path, "--minutes=0")[1] == page  # of committed rows
 
 
+def test_a_start_that_is_cut_earlier_replaces_no_rows(tmp_path, monkeypatch):
+    def measured(count, whole):
+        def first(trial):
+            """First."""
+            yield from ({"x": n} for n in range(count))
+            if not whole:
+                raise ValueError("cut")
+
+        fill(monkeypatch, first=(20, first))
+        gpu.run(gpu.Trial(tmp_path, "cpu"), "first")
+        return len(json.loads((tmp_path / "first.json").read_text())["rows"])
+
+    assert [measured(*case) for case in ((3, False), (1, False), (4, False), (2, True))] == [3, 3, 4, 2]
+
+
 def test_what_fails_is_a_row_and_a_fault_of_cuda_ends_the_part():
     def fail(message):
         raise RuntimeError(message)
@@ -104,7 +119,7 @@ def test_what_fails_is_a_row_and_a_fault_of_cuda_ends_the_part():
 
 def test_attention_beside_the_plain_path_is_right():
     rows = list(gpu.equality(HERE))
-    assert len(rows) == 8 and [row for row in rows if "failed" in row] == []
+    assert len(rows) == 12 and [row for row in rows if "failed" in row] == []
     for row in rows:
         most = 1e-3 if row["dropout"] else {"bf16": 3e-2, "fp16": 4e-3}[row["precision"]]
         assert max(row[name] for name in gpu.NAMES if name in row) < most, row
