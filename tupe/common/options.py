@@ -243,5 +243,5 @@ def seed(default: int = 1, help: str = "The seed of everything random.") -> Call
     return click.option("--seed", type=int, default=default, show_default=True, help=help)
 
 
-def jobs(help: str = "Processes at a time (default: one per GPU, or one on a CPU).") -> Callable:
+def jobs(help: str = "Processes at a time (default: one per GPU, or one on a CPU), at most one per GPU.") -> Callable:
     return click.option("--jobs", type=click.IntRange(1), help=help)
