@@ -219,7 +219,8 @@ def lengths(models: dict[str, list[dict]]) -> Figure:
 # ------------------------------------------------------------------------------------------------ curves of training
 
 INK = {model: (INKS[n], DASHES[n], MARKERS[n]) for n, model in enumerate(("bert_a", "tupe_a", "tupe_r", "bert_r"))}
-NAMES = PLAIN | {"bert_a": "BERT-A"}
+INK |= {"tupe_a_from_1850": INK["tupe_a"], "bert_a_trained": (INKS[4], DASHES[3], MARKERS[4])}
+NAMES = PLAIN | {"bert_a": "BERT-A", "tupe_a_from_1850": "TUPE-A, late", "bert_a_trained": "BERT-A, given p"}
 
 
 def draw_curves(axis: Axes, found: dict[str, list[Curve]], beside: float, apart: float) -> None:
@@ -244,6 +245,7 @@ def of_stage(runs: Runs, stage: str, models: Iterable[str], updates: int) -> dic
 
 
 LASTING = "bert_a", "tupe_a", "tupe_r"  # of the mini models that tell whether a lead lasts
+MOVED = "bert_a", "tupe_a_from_1850", "bert_a_trained"  # of those whose exits were moved, and BERT-A
 TRAINING = "training loss, bits per masked token"
 
 
@@ -261,10 +263,12 @@ def losses(runs: Runs) -> Figure:
     return figure
 
 
-def after_exits(runs: Runs) -> dict[str, list[Curve]]:
-    """The same losses up to the cool-down, by updates past the exit of each run."""
+def after_exits(
+    runs: Runs, stage: str = "lasting", models: Iterable[str] = LASTING, updates: int = 8000
+) -> dict[str, list[Curve]]:  # fmt: skip
+    """The losses up to the cool-down, by updates past the exit of each run."""
     found = defaultdict(list)
-    for model, pairs in of_stage(runs, "lasting", LASTING, 8000).items():
+    for model, pairs in of_stage(runs, stage, models, updates).items():
         for trial, _ in pairs:
             curve = curve_of(runs, trial)
             past = np.arange(0, curve.updates[-1] - curve.exit, 50)
@@ -278,6 +282,26 @@ def aligned(runs: Runs) -> Figure:
     draw_curves(axis, after_exits(runs), 250, 0.24)
     axis.set(xlim=(0, 7400), ylim=(4.7, 8.4), xlabel="updates since the model left its plateau", ylabel=TRAINING)
     axis.set_xticks(range(0, 6001, 1000), [f"{n:,}" for n in range(0, 6001, 1000)])
+    return figure
+
+
+def intervention(runs: Runs) -> Figure:
+    """Mini models whose exits were moved: loss against updates, and against updates since the exit."""
+    figure, (whole, past) = plt.subplots(2, 1, figsize=(NARROW, 6.4), layout="constrained")
+    found = of_stage(runs, "delay", MOVED, 5000)
+    draw_curves(whole, {model: [curve for _, curve in pairs] for model, pairs in found.items()}, 150, 0.33)
+    whole.set(xlim=(0, 6900), ylim=(5.0, 10.2), xlabel="updates")
+    whole.set_xticks(range(0, 5001, 1000), [f"{n:,}" for n in range(0, 5001, 1000)])
+    moved = after_exits(runs, "delay", MOVED, 5000)
+    points = min(len(updates) for of_seeds in moved.values() for updates, _ in of_seeds)  # as far as all go
+    moved = {model: [(x[:points], y[:points]) for x, y in of_seeds] for model, of_seeds in moved.items()}
+    draw_curves(past, moved, 100, 0.24)
+    past.set(xlim=(0, 4140), ylim=(5.1, 8.4), xlabel="updates since the model left its plateau")
+    past.set_xticks(range(0, 3001, 1000), [f"{n:,}" for n in range(0, 3001, 1000)])
+    for axis in (whole, past):
+        axis.set_ylabel(TRAINING)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.3)
     return figure
 
 
@@ -408,6 +432,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
     "discovery_lengths": lambda: discovered.draw_lengths(discovered.entries()),
     "losses": lambda: losses(tables()),
     "aligned": lambda: aligned(tables()),
+    "intervention": lambda: intervention(tables()),
     "lead": lambda: lead(tables()),
     "delays": lambda: delays(leads_in()),
     "forest": lambda: forest(claims(tables())),

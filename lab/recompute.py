@@ -258,6 +258,7 @@ def readme(e: Evidence) -> Iterator[str]:
     short, long = (number(one.mean, 2) for one in gaps(e.runs, "lasting", "tupe_a"))
     yield f"it is {short} ahead after 4,000 updates and {long} after 8,000."
     yield f"each model begins to use it, TUPE-A is {e.gap('lasting', 'tupe_a', 4000)} ahead (three seeds;"
+    yield f"is {e.gain('delay', 'tupe_a_from_1850')} ahead after 5,000 updates (three seeds; planned)."
 
 
 def index(e: Evidence) -> Iterator[str]:
@@ -280,7 +281,7 @@ def start(e: Evidence) -> Iterator[str]:
 def results(e: Evidence) -> Iterator[str]:
     runs = e.runs
     delays = [one.delay for stage in ("decide", "lasting") for model in TUPES for one in e.of(stage, model)]
-    yield f"a head start of {round(np.mean(delays), -2):,.0f} updates, which longer training wears away."
+    yield f"a head start of {round(np.mean(delays), -2):,.0f} updates, which longer training wears away"
     yield f"as in BERT, leaves it after {e.exits('decide', 'bert_a')} updates."
     yield f"have logits of their own, leaves it after {e.exits('decide', 'tupe_a')}."
     first = mean(e.gain("decide", "tupe_a"))
@@ -292,6 +293,15 @@ def results(e: Evidence) -> Iterator[str]:
     fits = [one.fit for one in e.of("lasting", "tupe_a")]
     offset = with_interval([fit.offset for fit in fits], 2)
     yield f"BERT-A's curve is TUPE-A's, {span(fit.delay for fit in fits)} updates later and {offset} bits higher"
+    late, given = "tupe_a_from_1850", "bert_a_trained"
+    yield f"it still ended {e.gain('delay', late)} bits per masked token below BERT-A."
+    yield f"It left the plateau after {e.exits('delay', late)} updates, BERT-A after {e.exits('delay', 'bert_a')}."
+    later = span(-one.delay for one in e.of("delay", late))
+    yield f"it was {e.gain('delay', late)} bits ahead, though it had left {later} updates later. We had predicted 0.25."
+    early, gained = e.exits("delay", given), e.gain("delay", given)
+    yield f"It left after {early} updates, as early as TUPE-A, and gained {gained} bits."
+    yield f"it is level with BERT-A: {e.gap('delay', given, 2000)} bits ahead."
+    yield f"left the plateau {span(one.delay for one in e.of('delay', given))} updates earlier by them."
     near, far = (e.gap("tiny_same_rate", "tupe_a", n) for n in (1000, 3000))
     yield f"its lead is {near} bits 1,000 updates after the exits, and {far} after 3,000"
     yield f"three times as large leaves after {e.exits('bundle', 'absolute_0.06')} updates, and gains "

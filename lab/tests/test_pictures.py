@@ -188,6 +188,26 @@ def test_the_losses_after_the_exits_are_those_of_the_rows(drawn):
     assert all(np.greater(bert, one).all() for one in tupe)  # "stays above them"
 
 
+def test_the_moved_exits_are_those_of_the_rows(drawn):
+    runs = pictures.tables()
+    whole, past = drawn["intervention"].axes
+    found, moved = pictures.of_stage(runs, "delay", pictures.MOVED, 5000), {}
+    for model, by_updates, by_exit in zip(pictures.MOVED, whole.lines, past.lines, strict=False):
+        assert by_updates.get_ydata() == pytest.approx(np.mean([curve[1] for _, curve in found[model]], axis=0))
+        at = [np.interp(runs.exit(trial) + 2000, *curve) for trial, curve in found[model]]
+        moved[model] = np.interp(2000, *by_exit.get_data())
+        assert moved[model] == pytest.approx(np.mean(at), abs=0.02)
+    exits = {model: [runs.exit(trial) for trial, _ in pairs] for model, pairs in found.items()}
+    text = said(DOCS / "results.md", "intervention")
+    assert "given trained position vectors leaves early and then falls onto BERT-A's curve" in text
+    assert max(exits["bert_a_trained"]) < min(exits["bert_a"])
+    assert abs(moved["bert_a_trained"] - moved["bert_a"]) < 0.05
+    assert "switched on late leaves last and stays below both" in text
+    assert min(exits["tupe_a_from_1850"]) > max(exits["bert_a"])
+    bert, late, given = ([np.interp(n, *line.get_data()) for n in range(200, 2900, 100)] for line in past.lines)
+    assert all(np.greater(bert, late)) and all(np.greater(given, late))
+
+
 def test_the_lead_is_that_of_the_rows(drawn):
     found = pictures.leads(pictures.tables())
     assert [len(of_seeds) for of_seeds in found.values()] == [2, 2, 2]
@@ -203,7 +223,7 @@ def test_the_lead_is_that_of_the_rows(drawn):
 
 def test_word_order_along_training_is_that_of_the_rows(drawn):
     found, page = pictures.orders(pictures.tables()), DOCS / "evidence" / "contrasts.md"
-    assert {*found} == {*pictures.INK} and all(xs == [*range(500, 5001, 500)] for xs, _ in found.values())
+    assert {*found} == {*pictures.INK} - {*pictures.MOVED[1:]} and all(xs == [*range(500, 5001, 500)] for xs, _ in found.values())
     drawn_lines = [list(line.get_ydata()) for line in drawn["order"].axes[0].lines[:4]]
     assert drawn_lines == [ys for _, ys in found.values()]
     first, last = ({model: ys[n] for model, (_, ys) in found.items()} for n in (0, -1))

@@ -13,7 +13,15 @@ from lab.plan import LATER, Trial
 
 # Decimals of no table: a margin, a prediction, arXiv's numbers, the scale at which vectors start, a name, a p-value of
 # one digit
-GIVEN = ["0.1 bits", "had predicted 0.05 to 0.25", "arxiv.org", "a scale of 1 instead of 0.02", "`absolute_0.06`", "(p = 0.0002)"]
+GIVEN = [
+    "0.1 bits",
+    "We had predicted 0.5.",
+    "had predicted 0.05 to 0.25",
+    "arxiv.org",
+    "a scale of 1 instead of 0.02",
+    "`absolute_0.06`",
+    "(p = 0.0002)",
+]
 
 
 @pytest.fixture(scope="module")

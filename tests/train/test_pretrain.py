@@ -328,7 +328,9 @@ def test_a_checkpoint_of_another_run_is_no_beginning(data, whole, tmp_path):
         longer = ["--max-update=16", *words]
         log = tmp_path / "log"
         assert ended(begin(tmp_path / f"{name}-data", tmp_path / name, *longer, log=log)) == REFUSED
-        said = "checkpoint-14 is of another model: " if name == "alibi" else "has as many types as the model's dictionary"
+        said = {"alibi": "checkpoint-14 is of another model: ", "text": "has as many types as the model's dictionary"}[
+            name
+        ]
         assert said in log.read_text().splitlines()[-1]
 
 
