@@ -602,8 +602,10 @@ def check_combination(names: str, chosen: list[NamedScheme], cls: str) -> None:
             raise ValueError(f"position={names}: {name} changes embeddings; it cannot be per layer")
         if schemes[name].own_projections:
             raise ValueError(f"position={names}: {name} has projections of its own in every layer already")
-    every = {name: options_of(SCHEMES[name])["every"].default for name in ("rope", "window") if name in schemes}
-    every |= {one.name: one.options["every"] for one in chosen if one.name in every and "every" in one.options}
+    every = {
+        one.name: one.options.get("every", options_of(schemes[one.name])["every"].default)
+        for one in chosen if one.name in ("rope", "window")
+    }  # fmt: skip
     local = any(one.name == "rope" and {"local", "local_base"} & one.options.keys() for one in chosen)
     if local and every.get("window") and every["rope"] != every["window"]:
         raise ValueError(f"position={names}: rope's local layers are those with a window; give both the same every")
