@@ -582,6 +582,11 @@ def test_several_folders_are_trained_on(data, tmp_path):
     assert read(tmp_path / "here").data == read(tmp_path / "fairseq").data != ""
 
 
+def test_a_split_of_several_folders_has_a_name_by_which_all_of_it_is_found(data, tmp_path):
+    message = "--train-subset wiki: in several folders of data, its name has to begin with 'train'"
+    assert message in refused(f"{data}:{data}", tmp_path / "run", "--train-subset=wiki")
+
+
 @pytest.mark.thorough
 def test_a_signal_to_one_process_stops_both_at_one_update(data, tmp_path, monkeypatch):
     """In the second of four passes: the update is dropped, unless the other process is in its last pass already."""

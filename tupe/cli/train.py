@@ -167,8 +167,11 @@ def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
     for folder in folders:
         check_name(folder)
         types = len(read_symbols(folder))
-    held_out = validated(settings["valid_subset"], settings["train_subset"])
-    names = [settings["train_subset"], *([] if settings["disable_validation"] else held_out)]
+    train = settings["train_subset"]
+    if len(folders) > 1 and not train.startswith("train"):  # see `prefixes_of`
+        raise ValueError(f"--train-subset {train}: in several folders of data, its name has to begin with 'train'")
+    held_out = validated(settings["valid_subset"], train)
+    names = [train, *([] if settings["disable_validation"] else held_out)]
     if task is not None:
         if task_key(task) not in map(task_key, there := tasks_in(folders[0])):
             raise ValueError(f"{folders[0]} has no {task}; prepared there: {', '.join(there) or 'none'}")
