@@ -279,7 +279,7 @@ def test_real_runs(learnable, pretrained, tmp_path, monkeypatch):
     words = list(map(str, words))
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent))
     monkeypatch.setattr(runner, "PROGRAM", (sys.executable, "-m", "tupe"))
-    monkeypatch.setattr(runner, "check", lambda job: None)  # a process more
+    monkeypatch.setattr(runner, "check", lambda job, slot: None)  # a process more
     done = CliRunner().invoke(command, [*words, "--report"])
     assert done.exit_code == 0 and "2 to run" in done.output, done.output
     repeated = CliRunner().invoke(command, words)

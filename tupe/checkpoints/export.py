@@ -49,7 +49,7 @@ def export(
     text = tokenizer_files(data, trained.config.max_positions, code)
     files = {"README.md": model_card(trained, data, head, code), **files_of(trained, text, head, code)}
     if onnx:
-        files["model.onnx"] = onnx_file(json.loads(files["config.json"]), trained.tensors(head))
+        files["model.onnx"] = onnx_file(json.loads(files["config.json"]), trained.tensors(head), head is not None)
     code_files = modelling_code(trained.config.position, text) if code else {}
     read = [path for path in (trained.path, data) if path is not None and path.exists()]
     write_sealed(output, {**code_files, **files}, without_folders(record.command_line()), read)
@@ -95,9 +95,10 @@ def publish(run: Path, data: str) -> None:
         logger.warning(f"{run} gets no config.json and model.safetensors: {error}")
 
 
-def onnx_file(config: dict, weights: dict) -> bytes:
-    """The first of the architectures as ONNX, for any batch and any length up to max_position_embeddings. Raises
-    ValueError where a package is missing, and where onnxruntime's results differ from PyTorch's."""
+def onnx_file(config: dict, weights: dict, classifies: bool) -> bytes:
+    """The classifier, or else the first of the architectures, as ONNX, for any batch and any length up to
+    max_position_embeddings. Raises ValueError where a package is missing, and where onnxruntime's results differ from
+    PyTorch's."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"--onnx needs {', '.join(missing)}: pip install {' '.join(missing)}")
@@ -107,7 +108,7 @@ def onnx_file(config: dict, weights: dict) -> bytes:
     from .. import modeling_tupe
     from ..configuration_tupe import TupeConfig
 
-    (kind, *_), output = config["architectures"], "logits"
+    kind, output = "TupeForSequenceClassification" if classifies else config["architectures"][0], "logits"
     if kind == "TupeModel":
         weights, output = {key.removeprefix("tupe."): x for key, x in weights.items()}, "last_hidden_state"
     model = getattr(modeling_tupe, kind)(TupeConfig(**config, return_dict=False)).eval()

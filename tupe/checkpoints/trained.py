@@ -135,8 +135,7 @@ class Trained:
             kind = "single_label_classification" if len(names) > 1 else "regression"
             config["problem_type"] = self.problems.get(head, kind)
             config["label_range"] = self.ranges.get(head)
-        kind = "TupeForMaskedLM" if "lm_head.bias" in self.weights else "TupeModel"
-        config["architectures"] = [kind if head is None else "TupeForSequenceClassification"]
+        config["architectures"] = ["TupeForMaskedLM" if "lm_head.bias" in self.weights else "TupeModel"]
         return config
 
     def tensors(self, head: str | None = None) -> dict[str, Tensor]:

@@ -224,7 +224,7 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
     from ..run.torchrun import check_environment, free_port, gpus_to_use, run_torchrun
 
     is_started, dry_run = torch.distributed.is_torchelastic_launched(), machine["dry_run"]
-    wanted = 0 if settings["cpu"] else machine["gpus"]
+    wanted = 0 if machine["gpus"] is None and settings["cpu"] else machine["gpus"]
     gpus = gpus_to_use(wanted, machine["nodes"], machine["node_rank"], dry_run or is_started)
     processes = max(gpus, 1) * machine["nodes"]
     where = [f"--nproc-per-node={max(gpus, 1)}", f"--nnodes={machine['nodes']}", f"--node-rank={machine['node_rank']}"]
