@@ -169,7 +169,7 @@ def test_fine_tuning(learnable, pretrained, disk, survive):
 
 @pytest.mark.slow
 def test_a_sweep_of_eight_jobs(data, disk, monkeypatch, survive):
-    monkeypatch.setattr(runner, "check", lambda job: None)
+    monkeypatch.setattr(runner, "check", lambda job, slot: None)
     words = [f"--data={data}", *TINY, "--arch=tupe_r_tiny", "--update-freq=1", "--num-workers=0", "--max-update=9"]
     words += ["--save-interval-updates=3", "--jobs=2", "--retry-failed", "--grid=seed=1,2,3,4,5,6,7,8"]
 
