@@ -82,14 +82,15 @@ def train(
     if not plan:
         return
     check_data(data, output, needed)
+    slots = runner.slots(jobs)
     if further:
-        runner.check(next(iter(plan)), runner.slots(jobs)[0])
+        runner.check(next(iter(plan)), slots[0])
     results = final_losses(output)
     for job, trial in plan.items():
         if trial not in results:
             clear_failure(job.folder)
     states = runner.run(
-        list(plan), runner.slots(jobs), title=planned[0].stage,
+        list(plan), slots, title=planned[0].stage,
         on_done=lambda job, state: evaluate_and_prune(data, job.folder, state, evaluate),
     )  # fmt: skip
     results = final_losses(output)

@@ -26,7 +26,7 @@ from ..run.progress import SECONDS_WITHOUT_PROGRESS, Progress
 from ..run.record import Record
 from ..run.stop import stoppable
 from .saved import TrainRun, newest, newest_whole, publish
-from .settle import Settled, differing, settle
+from .settle import Settled, contradictions, settle
 
 logger = logging.getLogger("tupe.train")
 
@@ -145,10 +145,8 @@ def check_checkpoint(checkpoint: Path, settled: Settled, dictionary: Path) -> No
     """Raise ValueError for a checkpoint to go on from that is of another model, or has another dictionary: users copy
     them from one run to begin another."""
     trained = read_model(checkpoint, mmap=True)
-    if there := differing(vars(trained.config), vars(settled.model)):
-        here = differing(vars(settled.model), vars(trained.config))
-        pairs = [f"{name}={value}, not {here[name]}" for name, value in there.items()]
-        raise ValueError(f"{checkpoint} is of another model: {'; '.join(pairs)}")
+    if wrong := contradictions(trained.config, settled.model):
+        raise ValueError(f"{checkpoint} is of another model: {wrong}")
     check_dictionary(trained.weights, dictionary)
 
 

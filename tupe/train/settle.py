@@ -70,11 +70,8 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
         values["model.max_positions"] = known.longest(settings["tokens_per_sample"])
     model = ModelConfig(**{**config, **{ours: values[place] for place, ours in MODEL.items() if place in values}})
     if command == PRETRAIN:
-        if known:
-            here = differing(vars(model), vars(known.config))
-            there = differing(vars(known.config), vars(model))
-            if wrong := [f"{name}={value} in the checkpoint, {here[name]} here" for name, value in there.items()]:
-                raise ValueError(f"the model contradicts the checkpoint {checkpoint}: {'; '.join(wrong)}")
+        if known and (wrong := contradictions(known.config, model)):
+            raise ValueError(f"the model contradicts the checkpoint {checkpoint}: {wrong}")
         values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")}
         architecture = named(architecture, model.position, model.cls)
         plain = plain_options(architecture)
@@ -97,6 +94,12 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
 def differing(model: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """{name here: value} of options of `ModelConfig` that define what it computes, and that `other` has otherwise."""
     return {THEIRS[name]: value for name, value in model.items() if name not in FREE and str(value) != str(other[name])}
+
+
+def contradictions(trained: ModelConfig, model: ModelConfig) -> str:
+    """In what a checkpoint's model is another than the one to be trained, for an error; "" if in nothing."""
+    there, here = differing(vars(trained), vars(model)), differing(vars(model), vars(trained))
+    return "; ".join(f"{name}={value} in the checkpoint, {here[name]} here" for name, value in there.items())
 
 
 def places_of(model: dict[str, Any], valid: dict[str, Any]) -> dict[str, Any]:
