@@ -27,7 +27,6 @@ COLUMNS = {
     "training": RUN + ("updates", "loss", "seconds"),  # means over the 50 updates before; seconds of these updates
     "validation": RUN + ("updates", "loss"),
     "measures": RUN + ("updates", "measure", "part", "value", "error", "count"),
-    "blocks": RUN + ("nats", "tokens"),  # summed loss and masked tokens of each held-out block of the final loss
 }  # fmt: skip
 
 
@@ -93,8 +92,6 @@ def tables_of(trial: Trial, run: record.Record, folder: Path) -> dict[str, list[
         facts["loss"] = f"{BITS * loss['mean']:.5f}"
         if loss["error"] is not None:  # as it is of one block
             facts["loss_error"] = f"{BITS * loss['error']:.5f}"
-        if "blocks" in loss:  # not in evaluations before 2026-11-25
-            add("blocks", **loss["blocks"])
         for positions, (value, count) in loss["by_position"].items():
             measure("loss by position", positions, f"{BITS * value:.5f}", count=count)
         for layer, ratios in enumerate(evaluation["cls"]["ratio"], 1):

@@ -18,6 +18,7 @@ from tupe.evaluate.minimal_pairs import (
     macro_average,
     read_paradigms,
 )
+from tupe.run import checksums
 from tupe.text import TextEncoder
 
 ROW = {"sentence_good": "The cat sat.", "sentence_bad": "Cat the sat.", "linguistics_term": "order", "UID": "swap"}
@@ -126,4 +127,6 @@ def test_command(pairs, vocabulary, pretrained, nopos, tmp_path):
     (line,) = [line for line in result.output.splitlines() if "none | only order differs | word" in line]
     assert line.split(" | ")[3:6] == ["50.00", "0.00", "–"]
     lines = list(csv.DictReader((tmp_path / "out" / "pairs.csv").open()))
+    with_checksum = [path.name for path, _ in checksums.files_of(tmp_path / "out")]
+    assert sorted(with_checksum) == ["minimal_pairs.json", "minimal_pairs.md", "pairs.csv"]
     assert len(lines) == 28 and [line["paradigm"] for line in lines if line["model"] == "none"][0] == "case"

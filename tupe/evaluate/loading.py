@@ -144,10 +144,12 @@ def models(function: Callable) -> Callable:
     return command
 
 
-def write_results(output: Path, name: str, content: dict, text: str) -> None:
-    """Write OUTPUT/NAME.json and OUTPUT/NAME.md, and print the latter."""
+def write_results(output: Path, name: str, content: dict, text: str, further: dict[str, str] | None = None) -> None:
+    """Write OUTPUT/NAME.json and OUTPUT/NAME.md with the checksums of all files, and print the latter. further: texts of
+    further files by their names."""
     output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / f"{name}.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
-    write_atomically(output / f"{name}.md", text)
-    seal(output, [f"{name}.json", f"{name}.md"], command_line())
+    files = {f"{name}.json": json.dumps(content, indent=1, allow_nan=False) + "\n", f"{name}.md": text, **(further or {})}
+    for file, written in files.items():
+        write_atomically(output / file, written)
+    seal(output, [*files], command_line())
     click.echo(text, nl=False)

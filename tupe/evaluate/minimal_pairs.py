@@ -21,7 +21,7 @@ from ..common.options import QuietCommand, output
 from ..common.prepared import text_encoder
 from ..common.tables import TextTable
 from ..normaliser import is_blank
-from ..run.folder import files_below, write_atomically
+from ..run.folder import files_below
 from ..text import TextEncoder
 from .likelihood import pseudo_log_likelihoods
 from .loading import Model, models, write_results
@@ -194,5 +194,4 @@ def command(models, pairs, output):
     paradigms = read_paradigms(pairs)
     results = {label: evaluate(model, text_encoder(text.data), paradigms) for label, model, text in models}
     summaries = {label: summary(of_model, paradigms) for label, of_model in results.items()}
-    write_results(output, "minimal_pairs", summaries, tables(summaries))
-    write_atomically(output / "pairs.csv", of_pairs(results))
+    write_results(output, "minimal_pairs", summaries, tables(summaries), {"pairs.csv": of_pairs(results)})
