@@ -86,7 +86,8 @@ def fit(bert: Curve, model: Curve) -> Fit | None:
     if len(u) < 20:
         return None
     best, alone = None, math.inf
-    for delay in range(0, int(bert.exit), STEP):
+    most = int(bert.exit + SETTLED - v[0])  # what keeps the earliest point on the model's curve
+    for delay in range(0, most + 1, STEP):
         rest = target - np.interp(u - delay, v, losses)
         alone = min(alone, float(np.sqrt((rest**2).sum() / (len(rest) - 1))))
         sd = float(rest.std(ddof=2))

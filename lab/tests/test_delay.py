@@ -40,6 +40,12 @@ def test_a_fit_finds_delay_and_offset_without_the_exits(shift, offset, noise):
     assert one.gaps[2000] == pytest.approx(offset + 0.01, abs=0.06) and abs(one.drift) < 0.03
 
 
+def test_a_delay_may_be_longer_than_berts_exit():
+    """BERT-A follows the model's curve later than its exit says."""
+    found = delay.fit(curve(2200)._replace(exit=1900), curve())
+    assert (found.delay, found.offset) == (2200, pytest.approx(0, abs=1e-9))
+
+
 def test_an_offset_that_decays_drifts():
     bert, model = curve(1400), curve()
     shrinking = bert._replace(losses=bert.losses + 0.3 - 0.05 * bert.updates / 1000)
