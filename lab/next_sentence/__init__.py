@@ -8,6 +8,7 @@ A sequence is `<s> A </s> </s> B </s>`, where B follows A in its document or com
 
 import functools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,8 +73,9 @@ class SentencePairs:
 
     sentences: ids, each ending with a separator; an empty sentence ends a document. The sentences of a document are
     grouped into pieces that fit. Every epoch cuts each piece into A and B at a random sentence, and replaces B with
-    probability 1/2. Pieces of a single sentence, and sentences that do not fit, are left out. Raises ValueError unless
-    two documents have pieces.
+    probability 1/2 by whole sentences that are about as long: neither the length nor the end of a pair tells its label.
+    Pieces of a single sentence, and sentences that do not fit, are left out. Raises ValueError unless two documents have
+    pieces.
     """
 
     def __init__(self, sentences: list[np.ndarray], length: int, seed: int):
@@ -95,7 +97,10 @@ class SentencePairs:
             else:
                 size += tokens
         close(len(sentences))
-        self.documents = np.array([document for document, _, _ in self.pieces])
+        self.kept = np.array([i for _, first, count in self.pieces for i in range(first, first + count)], int)
+        self.documents = np.repeat([document for document, _, _ in self.pieces], [count for _, _, count in self.pieces])
+        # of the kept sentences: tokens before each, and after the last
+        self.before = np.cumsum([0, *(len(sentences[i]) - 1 for i in self.kept)])
         if len(set(self.documents)) < 2:
             raise ValueError(
                 f"the next-sentence objective needs two documents with two sentences each that fit into {length} tokens"
@@ -109,19 +114,29 @@ class SentencePairs:
         rng = np.random.default_rng([self.seed, max(epoch, 0), index])
         document, first, count = self.pieces[index]
         cut = first + rng.integers(1, count)
-        a = self.words(first, cut)
+        a = self.words(range(first, cut))
         label = int(rng.random() < 0.5)
-        if not label:
-            return a, self.words(cut, first + count), label
-        own, end = np.searchsorted(self.documents, [document, document + 1])  # its pieces
-        other = rng.integers(len(self.pieces) - (end - own))
-        _, first, count = self.pieces[other if other < own else other + end - own]
-        b = self.words(first + rng.integers(count), first + count)
-        return a, b[: self.room - len(a)], label
+        b = self.words(range(cut, first + count))
+        return a, self.elsewhere(rng, document, len(b), self.room - len(a)) if label else b, label
 
-    def words(self, start: int, end: int) -> np.ndarray:
-        """The ids of sentences start .. end - 1."""
-        return np.concatenate([self.sentences[i][:-1] for i in range(start, end)])
+    def elsewhere(self, rng: np.random.Generator, document: int, size: int, room: int) -> np.ndarray:
+        """Sentences in a row of a random other document, from a random one on: of about `size` tokens, at most `room`."""
+        own, end = np.searchsorted(self.documents, [document, document + 1])  # its sentences among those that are kept
+        start = rng.integers(len(self.kept) - (end - own))
+        start += (end - own) * (start >= own)
+        first, end = np.searchsorted(self.documents, [self.documents[start], self.documents[start] + 1])
+        enough = np.searchsorted(self.before, self.before[end] - size, side="right") - 1
+        start = max(first, min(start, enough))  # earlier where the document would end too soon
+        fitting = np.flatnonzero(np.diff(self.before[start : end + 1]) <= room)
+        start += fitting[0] if len(fitting) else 0  # later where that sentence is too long
+        sizes = self.before[start + 1 : end + 1] - self.before[start]
+        sizes = sizes[sizes <= room]
+        count = np.abs(sizes - size).argmin() + 1 if len(sizes) else 1
+        return self.words(self.kept[start : start + count])[:room]
+
+    def words(self, indices: Iterable[int]) -> np.ndarray:
+        """The ids of these sentences."""
+        return np.concatenate([self.sentences[i][:-1] for i in indices])
 
 
 class MaskedPairs(MaskedBlocks):

@@ -78,10 +78,22 @@ def test_pairs_are_neighbours_or_from_another_document():
     assert any(len(pairs[e, 0][0]) != len(other[e, 0][0]) for e in range(9))
 
 
+def test_the_length_of_a_pair_does_not_tell_its_label():
+    """... by the best threshold, in either direction; and both kinds end with whole sentences."""
+    rng = np.random.default_rng(0)
+    documents = [[[5] * (n - 1) + [6] for n in rng.integers(3, 20, rng.integers(10, 60))] for _ in range(30)]
+    pairs = SentencePairs(sentences(*documents), length=64, seed=1)
+    drawn = [pairs[epoch, index] for epoch in range(8) for index in range(len(pairs))]
+    sizes, labels = np.array([len(a) + len(b) for a, b, _ in drawn]), np.array([label for _, _, label in drawn])
+    right = [np.mean((sizes >= threshold) == labels) for threshold in range(64)]
+    assert len(drawn) > 1000 and max(right) < 0.6 and min(right) > 0.4
+    assert np.mean([b[-1] == 6 for _, b, label in drawn if label]) > 0.95
+
+
 def test_sentences_that_fit_nowhere_are_left_out():
     long = [[7] * 50, [8], [9]]
     pairs = SentencePairs(sentences(long, *DOCUMENTS), 16, seed=1)
-    assert all(7 not in pairs.words(first, first + count) for _, first, count in pairs.pieces)
+    assert all(7 not in pairs.words(range(first, first + count)) for _, first, count in pairs.pieces)
     with pytest.raises(ValueError, match="two documents"):
         SentencePairs(sentences(DOCUMENTS[0]), 16, seed=1)
 
