@@ -6,8 +6,7 @@
     python -m lab babylm compare --data OUT/data --output RUNS ...    train and score what is left; resumes RUNS
     python -m lab babylm page --runs RUNS                             add what has finished to the page
 
-RUNS/<arm>_seed<seed> is a run. Once it is over, result.json holds what it was measured on. A run that is in the
-committed rows (docs/evidence/babylm) is over, too.
+RUNS/<arm>_seed<seed> is a run. Once it is over, result.json holds what it was measured on.
 """
 
 import csv
@@ -43,6 +42,7 @@ from tupe.text import TextEncoder
 
 from .bench import machine
 from .estimates import welch
+from .execute import check_data
 
 ARMS, SEEDS = ("tupe_r", "run_mlm"), (1, 2, 3)
 LENGTH, BATCH, UPDATES, WARMUP, RATE = 64, 32, 2000, 200, 1e-3
@@ -258,13 +258,12 @@ def train(run: Run, data: Path, output: Path, python: str, script: Path) -> dict
 @click.option("--python", required=True, help="The Python that runs it, with transformers, datasets and evaluate.")
 @options.output("The folder of the runs. An existing one is resumed.")
 def compare(data, pairs, script, python, output):
-    """Train and score three seeds of our recipe and three of run_mlm, one after the other."""
+    """Train and score three seeds of our recipe and three of run_mlm, one after the other; resumes OUTPUT."""
     data, output = data.resolve(), output.resolve()
-    output.mkdir(parents=True, exist_ok=True)
+    check_data(data, output, needed=0)
     if not (output / "tokenizer").exists():
         write_for_run_mlm(data, output)
-    committed = read_rows()
-    for run in [Run(arm, seed) for seed in SEEDS for arm in ARMS if Run(arm, seed) not in committed]:
+    for run in [Run(arm, seed) for seed in SEEDS for arm in ARMS]:
         result, trained = (run.folder(output) / name for name in ("result.json", "trained.json"))
         if not trained.exists():
             write_atomically(trained, json.dumps(train(run, data, output, python, script)))
@@ -302,7 +301,7 @@ def table(rows: list[dict]) -> str:
             spread = 100 * statistics.stdev(blimp)
             cells.append([arm, "mean, s.d.", f"{statistics.mean(bits):.2f}, {statistics.stdev(bits):.2f}",
                           f"{100 * statistics.mean(blimp):.1f}, {spread:.1f}", ""])  # fmt: skip
-    header = ["recipe", "seed", "held-out bits", "BLiMP, %", "CPU minutes"]
+    header = ["recipe", "seed", "held-out bits", "BLiMP, % ± s.e. over pairs", "CPU minutes"]
     return TextTable.plain(header, cells, align="lrrrr").markdown()
 
 

@@ -89,7 +89,7 @@ def collect(output: Path) -> None:
 @dataclass(eq=False)
 class Entry:
     """An encoding at its better rate. Of each seed: curves, final losses, exits (None: never), delays and offsets from
-    RoPE of each seed that it has, too (None where one of both has not left the plateau)."""
+    RoPE at the same rate, of each seed that it has, too (None where one of both has not left the plateau)."""
 
     encoding: str
     rate: float
@@ -160,15 +160,14 @@ def entries() -> list[Entry]:
     threshold = float(np.mean(plateau)) - BELOW
     updates = list(range(EVERY, UPDATES + 1, EVERY))
     exits = {run: first_below(updates, curves[run], threshold) for run in rows}
-    ropes = {run.seed: run for run in best["rope"]}
     found = []
     for name, runs in best.items():
         entry = Entry(name, runs[0].rate, [np.array(curves[run]) for run in runs],
                       [float(rows[run]["loss"]) for run in runs], [rows[run] for run in runs])  # fmt: skip
         for run in runs:
-            rope, exit = ropes.get(run.seed), exits[run]
+            rope, exit = run._replace(encoding="rope"), exits[run]
             entry.exits.append(exit)
-            if rope is None:  # has not run with this seed yet
+            if rope not in rows:  # has not run yet
                 continue
             known = exit is not None and exits[rope] is not None
             entry.delays.append(exit - exits[rope] if known else None)
@@ -212,7 +211,7 @@ def draw(found: list[Entry]) -> Figure:
 
 
 def draw_lengths(found: list[Entry]) -> Figure:
-    """The held-out loss of each encoding that can read more tokens than in training, at each length."""
+    """The held-out loss of each encoding that can read more tokens than in training, plus its change at each length."""
     readers = [entry for entry in found if entry.change(LENGTHS[-1]) is not None]
 
     def losses(entry):  # [seeds, lengths]
@@ -225,7 +224,7 @@ def draw_lengths(found: list[Entry]) -> Figure:
     axis.set_xlim(xs[0] - 0.1, xs[-1] + 1.8)
     axis.set_xticks(xs, [f"{n:,}" for n in LENGTHS])
     axis.set_xlabel("tokens of an input")
-    axis.set_ylabel("held-out loss, bits per masked token")
+    axis.set_ylabel("held-out loss at 64 tokens plus change, bits")
     return figure
 
 
@@ -309,7 +308,9 @@ def needs(found: list[Entry]) -> TextTable:
         "a short training": ("exit, in updates", 0, {entry: entry.exit for entry in found if entry.exit < math.inf}),
         "a long training": ("offset, in bits", 2, {entry: entry.offset for entry in found if entry.offset is not None}),
         f"inputs of {longest:,} tokens": (
-            "loss there, in bits", 2, {entry: entry.loss + entry.change(longest) for entry in read_on}),
+            "loss at 64 tokens plus change, in bits", 2,
+            {entry: entry.loss + entry.change(longest) for entry in read_on},
+        ),
         "a cheap step": ("time over that without positions", 2,
                          {entry: costs[entry.encoding] for entry in found if entry.encoding in costs}),
     }  # fmt: skip
@@ -360,8 +361,8 @@ one counts; the others are grey, most of them single runs. `python -m lab discov
 tables](evidence/discovery/runs.csv), which name commit, machine and date of every run. [A
 CSV](evidence/discovery/encodings.csv) has the means of this table. A step is timed [at base size with 512 tokens on a
 CPU](benchmarks.md#encodings), over one without positions; on a GPU only TUPE-R's was, [11 to 41 %
-longer](benchmarks.md). A rate that is constant and twice as high costs something at the end, so an offset between
-different rates contains that, too.
+longer](benchmarks.md). A higher rate leaves the plateau earlier, and costs something at the end, so delays and
+offsets are from RoPE at the same rate. Losses and exits are not: compare those of one rate.
 
 {table}{missing}
 ### By need
@@ -371,11 +372,13 @@ A star marks a single run. Neighbours in a row may change places with other seed
 {needs}
 ### Longer inputs
 
-![held-out loss by length of the input](figures/discovery_lengths.png)
+![held-out loss at 64 tokens plus its change in longer inputs](figures/discovery_lengths.png)
 
-The models were trained on 64 tokens. Each line is the loss at 64 tokens plus the change of the same tokens' loss in
-longer inputs. Encodings that refuse longer inputs are not in the picture. A line that leaves it at the top is worse
-than no positions by more than 1.5 bits.
+The models were trained on 64 tokens. Each line is the loss on 200,000 held-out tokens at 64 tokens, plus the change of
+the loss of 900 other tokens in longer inputs. These are the middles of 100 windows, the same at every length, and
+all of them are masked, which is harder: the loss itself was not measured on one text at all lengths. Encodings that
+refuse longer inputs are not in the picture. A line that leaves it at the top is worse than no positions by more than
+1.5 bits.
 """
 PREDICTED = """
 ### The predictions

@@ -243,7 +243,7 @@ def step_bytes(arch, precision, padded, checkpointed):
     options = {"encoder_layers": 3, "checkpoint_activations": bool(checkpointed)}
     counted = memory.step_bytes(arch, batch, length, vocabulary, precision, padded, **options)
     model, mode = contenders.build_ours(arch, length, vocabulary, **options).train(), FakeTensorMode()
-    to_fake_gpu([model], mode, torch.float16 if precision == "fp16" else None)
+    to_fake_gpu([model], mode, memory.WEIGHTS[precision])
     original, F.scaled_dot_product_attention = F.scaled_dot_product_attention, Kernels()
     with mode:
         tokens = torch.full((batch, length), 4, device="cuda")
@@ -258,8 +258,9 @@ def step_bytes(arch, precision, padded, checkpointed):
 
 def steps():
     for arch in ("tupe_r_tiny", "bert_a_tiny"):
-        for case in (("fp16", 0, 0), ("fp16", 1, 0), ("bf16", 0, 0), ("bf16", 1, 0), ("float32", 1, 0), ("fp16", 1, 1)):
-            yield arch, *case
+        for precision in ("fp16", "bf16", "autocast"):
+            yield from [(arch, precision, padded, 0) for padded in (0, 1)]
+        yield from [(arch, "float32", 1, 0), (arch, "fp16", 1, 1)]
 
 
 if __name__ == "__main__":

@@ -23,17 +23,19 @@ from tupe.backend_sdpa import Sdpa
 from tupe.common.architectures import ARCHITECTURES, OTHER_BLOCKS, SIZES, split_size, with_size
 from tupe.common.options import Command, ListOf, did_you_mean
 from tupe.common.tables import TextTable
+from tupe.config import PRECISIONS
 from tupe.encoder import Encoder
 from tupe.positions import autocast_device
 
 from .contenders import build_ours
-from .machine import PRECISIONS, Level
+from .machine import Level
 
 GIB = 2**30
 RESERVE = 1.5 * GIB  # CUDA's context, communication buffers and fragmentation: an allowance, not a measurement
-# Per parameter: weight, gradient and Adam's two moments in single precision; with fairseq's --fp16 also the weight and
-# the gradient in half precision.
-STATE_BYTES = {"float32": 4 + 4 + 4 + 4, "bf16": 4 + 4 + 4 + 4, "fp16": 4 + 4 + 4 + 4 + 2 + 2}
+WEIGHTS = {"float32": torch.float32, "autocast": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Per parameter: weight, gradient and Adam's two moments in single precision; beside half-precision weights and their
+# gradients, too.
+STATE_BYTES = {name: 16 if dtype == torch.float32 else 16 + 2 + 2 for name, dtype in WEIGHTS.items()}
 
 
 class Dropout(torch.autograd.Function):
@@ -138,7 +140,7 @@ def step_bytes(
     compiled: bool = False, **options,
 ) -> dict[str, int]:  # fmt: skip
     """{"parameters": count, "state": bytes, "activations": bytes, "transient": bytes} of a step of masked-LM training
-    with half-precision weights, autocast, or in float32: a step on the meta device, tensor by tensor.
+    in a precision of `tupe pretrain`: a step on the meta device, tensor by tensor.
     padded: with a token of padding, for which the bias has to be [B, H, L, L]. compiled: layers, and head with loss, by
     `--compile`. options: of the model, for example checkpoint_activations=True.
 
@@ -151,8 +153,8 @@ def step_bytes(
     """
     with torch.device("meta"):
         model, tokens = build(arch, batch, length, vocabulary, options)
-        model.to(torch.float16 if precision == "fp16" else torch.float32)
-    body, dtype = model.encoder, PRECISIONS[precision]
+        model.to(WEIGHTS[precision])
+    body, dtype = model.encoder, torch.bfloat16 if precision == "autocast" else WEIGHTS[precision]
     sdpa = Sdpa()
     if reason := sdpa.refuses(body.positions, body.normaliser, torch.device("cuda"), dtype):
         raise ValueError(f"{arch}: {reason}; only fused attention is counted")
@@ -185,10 +187,10 @@ def build(arch: str, batch: int, length: int, vocabulary: int, options: dict) ->
 
 
 def masked_loss(model: nn.Module, tokens: Tensor, precision: str, padded: bool) -> Tensor:
-    """The usual criterion's loss at 15 % masked tokens, in fp16 or with autocast: log-probabilities are float32.
+    """The usual criterion's loss at 15 % masked tokens: log-probabilities are float32 in every precision.
     Which tokens is all the same: only memory counts."""
     masked = torch.zeros(int(0.15 * tokens.numel()), dtype=torch.long, device=tokens.device)
-    with torch.autocast(autocast_device(tokens.device.type), torch.bfloat16, enabled=precision == "bf16"):
+    with torch.autocast(autocast_device(tokens.device.type), torch.bfloat16, enabled=precision == "autocast"):
         if model.encoder.compiled:  # as the second engine: the head computes its loss
             read, targets = model.encoder.pad_outputs(masked, masked)
             x, _ = model.encoder(tokens, num_tokens=tokens.numel() - padded, output_indices=read)
@@ -254,7 +256,7 @@ def table_of_forwards(positions: list[str], length: int) -> TextTable:
 @click.option("--length", type=click.IntRange(1), default=512, show_default=True, help="Tokens of a sequence.")
 @click.option("--cards", type=ListOf(float), default="16,32", show_default=True, help="Memory of the GPUs in GiB.")
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="fp16", show_default=True,
-              help="The precision, as of --precision.")  # fmt: skip
+              help="The precision, as of tupe pretrain.")  # fmt: skip
 @click.option("--positions", type=ListOf(str), help="Count instead one forward pass on a CPU with these encodings, at "
               "base size, of a single sequence of --length tokens.")  # fmt: skip
 def command(arch, length, cards, precision, positions):

@@ -73,9 +73,9 @@ class SentencePairs:
 
     sentences: ids, each ending with a separator; an empty sentence ends a document. The sentences of a document are
     grouped into pieces that fit. Every epoch cuts each piece into A and B at a random sentence, and replaces B with
-    probability 1/2 by whole sentences that are about as long: neither the length nor the end of a pair tells its label.
-    Pieces of a single sentence, and sentences that do not fit, are left out. Raises ValueError unless two documents have
-    pieces.
+    probability 1/2 by whole sentences that are about as long: neither the length nor the end of a pair tells its
+    label. Pieces of a single sentence, and sentences that do not fit, are left out. Raises ValueError unless two
+    documents have pieces.
     """
 
     def __init__(self, sentences: list[np.ndarray], length: int, seed: int):
@@ -120,7 +120,7 @@ class SentencePairs:
         return a, self.elsewhere(rng, document, len(b), self.room - len(a)) if label else b, label
 
     def elsewhere(self, rng: np.random.Generator, document: int, size: int, room: int) -> np.ndarray:
-        """Sentences in a row of a random other document, from a random one on: of about `size` tokens, at most `room`."""
+        """Sentences in a row of a random other document, from a random one on: about `size` tokens, at most `room`."""
         own, end = np.searchsorted(self.documents, [document, document + 1])  # its sentences among those that are kept
         start = rng.integers(len(self.kept) - (end - own))
         start += (end - own) * (start >= own)

@@ -27,6 +27,7 @@ def tables(tmp_path, monkeypatch):
         curves[Run("rope", 0.001, seed)] = falling(500)
         curves[Run("t5", 0.001, seed)] = falling(900 + 10 * seed, 0.25)
     curves[Run("fire", 0.001, 1)] = falling(2600)
+    curves[Run("rope", 0.002, 1)], curves[Run("late", 0.002, 1)] = falling(400), falling(700, 0.75)
     rows = []
     for run, curve in curves.items():
         changes = {f"change_{n}": "" if run.encoding == "t5" else 0.5 for n in LENGTHS[1:]}
@@ -46,6 +47,7 @@ def test_exits_delays_and_offsets_are_those_of_the_curves(tables):
     assert found["t5"].exits == pytest.approx([910, 920, 930], abs=15)  # between points that are 50 updates apart
     assert found["t5"].delays == pytest.approx([410, 420, 430], abs=15)
     assert found["t5"].offsets == pytest.approx([0.25, 0.25, 0.25])
+    assert found["late"].delays == pytest.approx([300], abs=15)  # from RoPE at the same rate
     assert found["fire"].delays == pytest.approx([2100], abs=15) and found["fire"].offsets == [None]  # too late
 
 
@@ -63,8 +65,8 @@ def test_the_page_has_a_row_for_each_and_names_what_has_not_run(tables):
 
 def test_needs_are_sorted_best_first_and_mark_single_runs(tables):
     rows = {cells[0]: cells[2] for _, cells in discovered.needs(discovered.entries()).rows}
-    assert rows["a short training"] == "RoPE 500, T5 911, `fire`* 2,600"
-    assert rows["a long training"] == "RoPE 0.00, T5 0.25"  # FIRE exits too late
+    assert rows["a short training"] == "RoPE 500, `late`* 700, T5 911, `fire`* 2,600"
+    assert rows["a long training"] == "RoPE 0.00, T5 0.25, `late`* 0.75"  # FIRE exits too late
     assert rows["inputs of 1,024 tokens"].startswith("`fire`* 7.5") and "T5" not in rows["inputs of 1,024 tokens"]
 
 
@@ -87,7 +89,7 @@ def test_predictions_are_judged_by_the_tables(tables, monkeypatch):
 def test_runs_of_the_committed_tables_are_over(tables, tmp_path):
     """So that a fresh folder goes on where the tables are. Others follow once the ten are complete."""
     left = [run for run, loss in discover.planned(tmp_path / "fresh").items() if loss is None]
-    assert Run("rope", 0.001, 3) not in left and Run("rope", 0.002, 3) in left and len(left) == 60 - 8
+    assert Run("rope", 0.001, 3) not in left and Run("rope", 0.002, 3) in left and len(left) == 60 - 9
     named = discover.planned(tmp_path / "fresh", ["fire"])
     assert len(named) == 6 and [run for run, loss in named.items() if loss] == [Run("fire", 0.001, 1)]
 

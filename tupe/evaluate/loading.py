@@ -145,10 +145,13 @@ def models(function: Callable) -> Callable:
 
 
 def write_results(output: Path, name: str, content: dict, text: str, further: dict[str, str] | None = None) -> None:
-    """Write OUTPUT/NAME.json and OUTPUT/NAME.md with the checksums of all files, and print the latter. further: texts of
-    further files by their names."""
+    """Write OUTPUT/NAME.json and OUTPUT/NAME.md, and print the latter. further: texts of more files, by their names."""
     output.mkdir(parents=True, exist_ok=True)
-    files = {f"{name}.json": json.dumps(content, indent=1, allow_nan=False) + "\n", f"{name}.md": text, **(further or {})}
+    files = {
+        f"{name}.json": json.dumps(content, indent=1, allow_nan=False) + "\n",
+        f"{name}.md": text,
+        **(further or {}),
+    }
     for file, written in files.items():
         write_atomically(output / file, written)
     seal(output, [*files], command_line())

@@ -101,6 +101,9 @@ def test_growth():
     assert one["state"] == two["state"] == 20 * one["parameters"]
     single = memory.step_bytes("tupe_r_tiny", 4, 64, 100, "float32")
     assert single["state"] == 16 * one["parameters"] and single["activations"] > 1.6 * one["activations"]
+    weights, autocast = (memory.step_bytes("tupe_r_tiny", 4, 64, 100, precision) for precision in ("bf16", "autocast"))
+    assert weights == one  # half-precision weights, whichever half
+    assert autocast["state"] == single["state"] and autocast["activations"] > 1.2 * one["activations"]
     assert two["activations"] < 2 * one["activations"] < 2.2 * two["activations"]  # all but the shared bias
     checkpointed = memory.step_bytes("tupe_r_tiny", 8, 64, vocabulary=100, checkpoint_activations=True)
     assert checkpointed["activations"] < two["activations"] / 3 and checkpointed["transient"] > two["transient"]
