@@ -299,8 +299,9 @@ class _Sentencizer:
     end a sentence, "P" is other punctuation, "W" anything else. A sentence starts at the first W after an E. The time
     that spaCy takes grows with the square of a word's length, so it sees no more than CACHED_LENGTH characters at once.
 
-    One rule is added: a full stop within a word ends no sentence before a lower-case letter ("etc. and"). Moses has
-    the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again."""
+    Two rules are added. A full stop within a word ends no sentence before a lower-case letter ("etc. and"). Moses has
+    the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again. And where
+    a script has no case, as Chinese, a sentence starts behind any end of one, also without a blank."""
 
     def __init__(self, language: str = "en"):
         spacy = library("spacy")
@@ -310,6 +311,8 @@ class _Sentencizer:
             reason = " ".join(str(error).split())[:120]
             other = "" if language in UNSPACED else "xx, or "  # whose rules count words between blanks
             raise ValueError(f"language {language!r}: {reason}; or give {other}--sentences lines or none") from None
+        if nlp.lang != language:  # spaCy takes "deu" for de; Moses and UNSPACED would not
+            raise ValueError(f"language {language!r}: say {nlp.lang}")
         self.tokenizer = nlp.tokenizer
         self.enders = nlp.add_pipe("sentencizer").punct_chars
         self.kinds = functools.lru_cache(CACHE)(self._kinds)
@@ -334,10 +337,12 @@ class _Sentencizer:
                 ended_here = False  # whether the sentence ended within this word, as in "end.Start"
                 for at, kind in (self.kinds if len(word) <= CACHED_LENGTH else self._kinds)(word):
                     if kind == "E":
-                        ended, ended_here, attached = True, True, at > 0 and word[-1] == "."
+                        ended, attached = True, at > 0 and word[-1] == "."
+                        ended_here = word[at].isascii()  # others, as in Chinese, end one before a number, too
                     elif kind == "W" and ended:
                         # spaCy's rule for "end.Start" looks at the case of both sides; the left will be lower case
-                        if word[at].isupper() if ended_here else not (attached and at == 0 and word[0].islower()):
+                        starts_here = word[at].isupper() or word[at].isalpha() and not word[at].islower()
+                        if starts_here if ended_here else not (attached and at == 0 and word[0].islower()):
                             starts.append(offset + at)
                         ended = False
             offset += len(word) + 1

@@ -443,6 +443,15 @@ def test_folder_of_another_run(undisturbed, tmp_path):
     assert (tmp_path / "data" / "train.bin").read_bytes() == before
 
 
+def test_an_empty_folder_whose_parent_is_another_s(tmp_path, monkeypatch):
+    """Its lock is in the folder itself."""
+    (tmp_path / "mount" / "data").mkdir(parents=True)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "mount")
+    output = tmp_path / "mount" / "data"
+    run(write_text(tmp_path, 9), "--output", output, "--vocab-size", 150, "--valid-fraction", 0.1, *ONE)
+    assert (output / "manifest.json").is_file() and not (output / ".lock").exists()
+
+
 @pytest.mark.parametrize("precious", ["precious", "manifest.json"])  # GLUE's folders and exports have one, too
 def test_folder_of_something_else_is_never_overwritten(precious, tmp_path):
     (tmp_path / "data").mkdir()

@@ -169,6 +169,18 @@ def test_other_encodings_values_and_kinds(name, vocabulary, tmp_path):
         assert done.exit_code == 0 and "w valid: 2 rows" in done.output
 
 
+def test_rows_to_predict_keep_their_numbers(vocabulary, tmp_path):
+    """An empty text is a row, as pandas and csv.DictReader have it; a blank line is none."""
+    file = write(tmp_path / "cats.csv", cats())
+    for content, text, count in (("text,cats\ngood film\n,\n\nbad film,\n", "text", 3), ('text\n"a"\n""\n', "text", 2)):
+        (tmp_path / "t.csv").write_text(content)
+        done = prepare(file, vocabulary, tmp_path / f"bin{count}", "--test", tmp_path / "t.csv", text=text)
+        assert done.exit_code == 0 and f"cats test: {count} rows" in done.output
+        assert ids_of(tmp_path / f"bin{count}" / "cats", "test", "input0")[1] == [2]
+    write(tmp_path / "more.csv", cats()).open("a").write(",,\n,,\n")  # as spreadsheets end a table
+    assert prepare(tmp_path / "more.csv", vocabulary, tmp_path / "more").exit_code == 0
+
+
 # ----------------------------------------------------------------------------------------------- trained and exported
 
 TINY = ["--gpus=0", "--allocator=none", "--num-workers=0", "--batch-size=12", "--lr=0.01", "--max-epoch=3"]

@@ -68,6 +68,23 @@ def test_a_table_with_a_hole_names_its_row(tmp_path):
         assert len(documents) == (7 if name == "a.csv" else 9) and stats.dropped.total() == 1
 
 
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_bytes_of_parquet_that_are_not_utf8_have_a_place(tmp_path, kind):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    texts = pyarrow.array([b"One", None, b"caf\xe9", b"f\xc3\xbcr"], pyarrow.large_binary())
+    column = texts.cast(pyarrow.binary()).view(kind) if kind == "string" else texts.view(kind)
+    parquet.write_table(pyarrow.table({"id": [1, 2, 3, 4], "text": column}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet, row 2: no 'text'"):
+        read(tmp_path / "a.parquet")
+    documents, stats = read(tmp_path / "a.parquet", errors="replace")
+    assert [document.text for document in documents] == ["One", "caf\ufffd", "für"]
+    assert stats.dropped["line: bytes replaced by U+FFFD"] == 1
+    (tmp_path / "a.parquet").unlink()
+    parquet.write_table(pyarrow.table({"text": column.take([0, 2])}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet, row 2: byte 0xe9 is not UTF-8: convert the file"):
+        read(tmp_path / "a.parquet")
+
+
 def test_no_text_of_a_row_is_left_out(tmp_path):
     """Commas that are not quoted, columns of one name, and a file without any."""
     path = tmp_path / "a.csv"

@@ -50,6 +50,26 @@ def theirs(kind, folder, special=None):
     return tokenizer
 
 
+def test_the_pieces_of_other_data_are_kept(tmp_path):
+    """New text for a model that was trained before: the same types with the same ids, in pieces of the same model."""
+    run(write_text(tmp_path), "--output", tmp_path / "old", "--vocab-size", 300, "--language=de", *ONE)
+    lines = [f"The river Spree forgot two ships {n} times in zoological ways.\n" for n in range(40)]
+    (tmp_path / "new.txt").write_text("\n".join(lines))
+    words = tmp_path / "new.txt", "--output", tmp_path / "new", "--tokenizer", tmp_path / "old", *ONE
+    with pytest.raises(SystemExit, match="its pieces are of text with language de: choose the same"):
+        run(*words)
+    run(*words, "--language=de")
+    old, new = (TextEncoder(tmp_path / name) for name in ("old", "new"))
+    assert old.symbols == new.symbols and old.name == new.name == "paper"
+    assert old.model.serialized_model_proto() == new.model.serialized_model_proto()
+    dictionaries = [(tmp_path / name / "dict.txt").read_text() for name in ("old", "new")]
+    assert dictionaries[0] != dictionaries[1]  # counts are those of the new text
+    ids = {tuple(sentence.tolist()) for sentence in Split(tmp_path / "new" / "train")}
+    assert len(ids) > 30 and ids <= {(2,), *((*old.encode(line), 2) for line in lines)}
+    manifest = json.loads((tmp_path / "new" / "manifest.json").read_text())
+    assert manifest["vocab_size"] == 300 and manifest["language"] == "de"
+
+
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
 def test_ids_are_those_of_transformers(tmp_path, kind):
     """A tokeniser of others, through the corpus, for one text and in an export."""

@@ -20,7 +20,7 @@ from .. import __version__
 from ..common import options
 from ..common.options import Command, shorten
 from ..common.prepared import check_name
-from ..normaliser import SENTENCES
+from ..normaliser import SENTENCES, UNSPACED
 from ..run import processes
 from ..run.checksums import NAME, seal_all
 from ..run.folder import fill, owned, remove_partial, write_atomically
@@ -31,7 +31,7 @@ from . import steps as corpus
 from .readers import find_inputs
 from .records import COMPRESSED, Reading, imported
 from .stats import Stats, write_report
-from .vocabulary import SPECIALS, read_tokenizer
+from .vocabulary import SPECIALS, Pieces, given_vocabulary
 
 # All that a run puts into its folder beside `work`. What else is there is another's.
 WRITTEN = ("train.idx", "valid.idx", "train.bin", "valid.bin", *TextEncoder.FILES, "report.md", NAME)
@@ -137,7 +137,8 @@ def _claim(out, settings):
     manifest, work = out / "manifest.json", out / "work"
     if manifest.is_file() and json.loads(manifest.read_text()).get("settings") == settings:
         return True
-    if manifest.is_file() or not work.is_dir() and out.is_dir() and any(out.iterdir()):
+    there = [path.name for path in out.iterdir() if path.name != ".lock"] if out.is_dir() else []
+    if manifest.is_file() or there and not work.is_dir():
         raise ValueError(f"{out} holds data from other inputs or options, or other files: choose another folder")
     work.mkdir(parents=True, exist_ok=True)
     for name in WRITTEN:
@@ -192,9 +193,12 @@ def prepare(
 
 
 def _prepare(inputs, out, choices, run):
-    tokenizer = None if choices.tokenizer == "paper" else read_tokenizer(choices.tokenizer)
-    pipeline = PaperText if tokenizer is None else TokenizerText
+    given = None if choices.tokenizer == "paper" else given_vocabulary(choices.tokenizer)
+    pipeline = TokenizerText if isinstance(given, str) else PaperText
     text = {name: getattr(choices, name) for name in TextEncoder.SETTINGS}
+    if isinstance(given, Pieces) and (other := {n: x for n, x in given.settings.items() if text[n] != x}):
+        words = " and ".join(f"{name} {value}" for name, value in other.items())
+        raise ValueError(f"--tokenizer {choices.tokenizer}: its pieces are of text with {words}: choose the same")
     normaliser = (pipeline.normaliser_of, *text.items())
     sources, skipped = find_inputs(inputs, out)
     # Before anything is written, for an unknown language is refused, and before the fork: all workers share the rules.
@@ -204,7 +208,7 @@ def _prepare(inputs, out, choices, run):
         "inputs": [list(source) for source in sources],
         "skipped": skipped,
         **dataclasses.asdict(choices),
-        "tokenizer_hash": hashlib.sha256(repr(tokenizer).encode()).hexdigest()[:12],
+        "tokenizer_hash": hashlib.sha256(repr(given).encode()).hexdigest()[:12],
     }
     if _claim(out, settings):
         say(f"{out} is finished already")
@@ -216,7 +220,8 @@ def _prepare(inputs, out, choices, run):
 
     # Raw text in shards.
     shard_bytes = int(choices.shard_mb * 1e6)
-    reading = Reading(choices.errors, choices.field, choices.unquoted, wrapped=choices.sentences != "lines")
+    wrap = None if choices.sentences == "lines" else "" if choices.language in UNSPACED else " "
+    reading = Reading(choices.errors, choices.field, choices.unquoted, wrap=wrap)
     groups = {f"{i:06}": (group, reading, shard_bytes) for i, group in enumerate(_groups(sources, shard_bytes))}
     read_folders = run.step("read", corpus.read_shards, groups)
     shards = {
@@ -232,9 +237,9 @@ def _prepare(inputs, out, choices, run):
     (selected,) = run.step("select", corpus.select, {"all": (texts, choices.valid_fraction, "; ".join(dropped))})
 
     # The vocabulary.
-    sample = (texts, selected, choices.vocab_size, tokenizer)
+    sample = (texts, selected, choices.vocab_size, given)
     (vocabulary,) = run.step("vocabulary", corpus.vocabulary, {"all": sample})
-    (model,) = vocabulary.iterdir()
+    (model,) = (path for path in vocabulary.iterdir() if path.name != "dict.txt")
 
     # The ids.
     tasks = {name: (folder, selected, model) for name, folder in zip(shards, texts, strict=True)}
@@ -252,6 +257,7 @@ def _prepare(inputs, out, choices, run):
     write_report(merged, manifest)
     write_atomically(merged / "manifest.json", json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     seal_all(merged, command_line())
+    run.look()
     # Each file appears complete, manifest.json last: a data directory with a manifest is finished.
     for file in sorted(merged.iterdir(), key=lambda file: (file.name == "manifest.json", file)):
         file.replace(out / file.name)
@@ -270,9 +276,12 @@ def _option(name: str, help: str, **more) -> Callable:
 @options.output("The folder to write: pieces, dictionary, the splits train and valid, manifest and report.")
 @_option("--field", "The column of a table, or the key of JSON, that holds the text.")
 @_option("--unquoted", "In .csv and .tsv a quotation mark is text, as in most .tsv files of data sets.", is_flag=True)
-@_option("--tokenizer", "The paper's, or a tokenizer.json or its folder.", metavar="paper|PATH")
 @_option(
-    "--vocab-size", "Types of the vocabulary, with the five special ones. A tokenizer.json has its own.",
+    "--tokenizer", "The paper's, a tokenizer.json or its folder, or other data or a model, whose vocabulary is kept.",
+    metavar="paper|PATH",
+)  # fmt: skip
+@_option(
+    "--vocab-size", "Types of the vocabulary, with the five special ones. A given one has its own.",
     type=click.IntRange(1),
 )  # fmt: skip
 @_option("--language", "The language of the rules of spaCy and Moses, for example de.", metavar="CODE")

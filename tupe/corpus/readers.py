@@ -113,14 +113,14 @@ def read_paragraph_lines(file: File) -> Iterator[Document]:
 def read_book(file: File) -> Iterator[Document]:
     """The whole file is one document. If it has empty lines, they separate paragraphs, and other line ends only wrap
     the text, unless each line is a sentence."""
-    if not file.reading.wrapped:
+    if file.reading.wrap is None:
         yield from _document(file, file.path, (line for _, line in file.lines()))
         return
     lines = ("" if is_blank(line) else line.strip() for _, line in file.lines())
     for document in _document(file, file.path, lines):
         text = document.text.strip()
         if "\n\n" in text:
-            text = "\n".join(paragraph.replace("\n", " ") for paragraph in re.split(r"\n{2,}", text))
+            text = "\n".join(paragraph.replace("\n", file.reading.wrap) for paragraph in re.split(r"\n{2,}", text))
         yield document._replace(text=text)
 
 
@@ -138,7 +138,7 @@ def read_xml(file: File) -> Iterator[Document]:
     """A MediaWiki XML dump, or a TEI document (or several in a teiCorpus). Raises ValueError for other XML."""
     defusedxml = imported("defusedxml.ElementTree", file.path)
     try:
-        events = iter(defusedxml.iterparse(file.stream, events=("start", "end"), forbid_dtd=True))
+        events = iter(defusedxml.iterparse(file.stream, events=("start", "end")))
         _, root = next(events)
         kind = root.tag.rpartition("}")[2]
         if kind not in XML:
@@ -186,6 +186,7 @@ def _tei(events, root, file):
     TEI: https://tei-c.org/release/doc/tei-p5-doc/en/html/
     """
     bodies, silent, paragraphs = 0, 0, []  # those that are open: a quoted letter has a body of its own
+    joint = " " if file.reading.wrap is None else file.reading.wrap
     for event, element in events:
         tag = element.tag.rpartition("}")[2]
         if tag == "body":
@@ -193,7 +194,8 @@ def _tei(events, root, file):
         elif tag in SILENT:
             silent += 1 if event == "start" else -1
         elif event == "end" and tag in ("p", "ab", "l") and bodies and not silent:
-            paragraphs.append(" ".join("".join(_tei_text(element)).split()))
+            text = re.sub(r"\s*\n\s*", joint, "".join(_tei_text(element, joint)))
+            paragraphs.append(" ".join(text.split()))
             after = element.tail
             element.clear()  # of a paragraph within another one (a quotation, say) the outer one reads nothing twice
             element.tail = after
@@ -204,16 +206,17 @@ def _tei(events, root, file):
             element.clear()
 
 
-def _tei_text(element):
-    """The text inside an element. A line break that divides a word (`break="no"`) joins its halves."""
+def _tei_text(element, joint):
+    """The text inside an element. joint: what stands for a line break; one that divides a word (`break="no"`) joins its
+    halves."""
     if element.text:
         yield element.text
     for child in element:
         tag = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else "comment"
         if tag in ("lb", "pb", "cb", "gap", "milestone"):
-            yield "" if child.get("break") == "no" else " "
+            yield "" if child.get("break") == "no" else joint
         elif tag != "comment" and tag not in SILENT:
-            yield from _tei_text(child)
+            yield from _tei_text(child, joint)
         if child.tail:
             yield child.tail
 
@@ -303,6 +306,6 @@ def paragraphs(document: Document) -> list[str]:
     try:
         _wiki_text(mwparserfromhell.parse(document.text, skip_style_tags=True).nodes, out)
     except (mwparserfromhell.parser.ParserError, RecursionError) as error:
-        raise ValueError(f"{document.source}: {error!r}") from error
+        raise ValueError(f"{document.place}: {error!r}") from error
     text = re.sub(r"'{2,}", "", "".join(out))  # '' and ''' are italics and bold
     return MAGIC_WORD.sub("", text).split("\n")

@@ -31,13 +31,15 @@ class Bad(ValueError):
 class Reading(NamedTuple):
     """How files are read. errors: "strict" stops at bad bytes, records and files, "replace" counts them and goes on.
     field: that of the text. unquoted: quotation marks of .csv and .tsv are text. columns: those of a table without a
-    header line. wrapped: line ends in a book are no ends of sentences."""
+    header line. numbered: what is made of the rows of a table is numbered by row, so that a row without a word counts,
+    too. wrap: what stands for a line end within a paragraph of a book; None: each line is a sentence."""
 
     errors: str = "strict"
     field: str = "text"
     unquoted: bool = False
     columns: tuple = ()
-    wrapped: bool = True
+    numbered: bool = False
+    wrap: str | None = " "
 
 
 def imported(package: str, path: str) -> ModuleType:
@@ -75,17 +77,21 @@ class File:
     def __init__(self, path: str, stream: BinaryIO, reading: Reading, stats: Stats, source: str = ""):
         self.path, self.stream, self.reading, self.stats, self.source = path, stream, reading, stats, source
 
+    def text(self, content: bytes, place: str) -> str:
+        """What bytes say. Raises `Bad` for some that are not UTF-8, or counts them. place: as "line 7"."""
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            what = f"{self.path}, {place}: byte 0x{content[error.start]:02x} is not UTF-8"
+            if self.reading.errors == "strict":
+                raise Bad(f"{what}: convert the file") from error
+            self.stats.drop("line", "bytes replaced by U+FFFD", what)
+            return content.decode("utf-8", "replace")
+
     def lines(self) -> Iterator[tuple[int, str]]:
         """(line number, text without the line end) ..."""
         for number, line in enumerate(self.stream, 1):
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                what = f"{self.path}, line {number}: byte 0x{line[error.start]:02x} is not UTF-8"
-                if self.reading.errors == "strict":
-                    raise Bad(f"{what}: convert the file") from error
-                self.stats.drop("line", "bytes replaced by U+FFFD", what)
-                text = line.decode("utf-8", "replace")
+            text = self.text(line, f"line {number}")
             if number == 1:
                 text = text.removeprefix("\ufeff")  # a byte-order mark, as Windows writes it
             yield number, text.rstrip("\r\n")
@@ -119,7 +125,7 @@ def _table(file, fields, further, delimiter=","):
     """A table of text: one that begins with the names of its columns, unless `Reading` has them."""
     names = file.reading.columns
     for place, row in _rows(file, delimiter):
-        if not any(row):
+        if not row or not (file.reading.numbered or any(row)):  # a blank line, or as spreadsheets write an empty row
             continue
         if not names:
             names = row
@@ -135,7 +141,7 @@ def _table(file, fields, further, delimiter=","):
 def _rows(file, delimiter):
     """(place, fields) of each row of a table."""
     if file.reading.unquoted:
-        yield from ((f"{file.path}, line {n}", line.split(delimiter)) for n, line in file.lines())
+        yield from ((f"{file.path}, line {n}", line.split(delimiter) if line else []) for n, line in file.lines())
         return
     csv.field_size_limit(max(csv.field_size_limit(), MAX_DOCUMENT))  # of the whole process
     rows = csv.reader((f"{line}\n" for _, line in file.lines()), delimiter=delimiter, strict=True)
@@ -178,11 +184,30 @@ def _parquet(file, fields, further):
         names = table.schema_arrow.names
         check_columns(names, fields, file.path)
         columns = [name for name in names if name in fields or name in further]
-        batches = table.iter_batches(batch_size=1000, columns=columns)
-        rows = (row for batch in batches for row in batch.to_pylist())
-        yield from ((f"{file.path}, row {n}", row) for n, row in enumerate(rows, 1))
+        count = 0
+        for batch in table.iter_batches(batch_size=1000, columns=columns):
+            for row in _rows_of_batch(file, batch, count):
+                count += 1
+                yield f"{file.path}, row {count}", row
     except pyarrow.ArrowInvalid as error:
         raise EOFError(str(error)) from error
+
+
+def _rows_of_batch(file, batch, before):
+    """The rows of a batch of .parquet, whose text need not be UTF-8. before: number of the rows before it."""
+    pyarrow = imported("pyarrow", file.path)
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        strings = (pyarrow.string(), pyarrow.large_string())
+        texts = {i for i, field in enumerate(batch.schema) if field.type in strings}
+        columns = [
+            column.cast(pyarrow.large_binary()) if i in texts else column for i, column in enumerate(batch.columns)
+        ]
+        names = {batch.schema.names[i] for i in texts}
+        for number, row in enumerate(pyarrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist(), 1):
+            place = f"row {before + number}"
+            yield {n: file.text(x, place) if n in names and x is not None else x for n, x in row.items()}
 
 
 RECORDS = {  # a file's suffix -> what reads it

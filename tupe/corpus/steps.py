@@ -34,7 +34,7 @@ from ..text import load_sentencepiece, load_tokenizer, ordinary
 from .readers import Document, Input, paragraphs, read
 from .records import Reading
 from .stats import EXAMPLE, Stats
-from .vocabulary import train_sentencepiece, write_dictionary
+from .vocabulary import Pieces, train_sentencepiece, write_dictionary
 
 SHORT = {"words": 8, "characters": 16}  # a paragraph of fewer (a heading, a line of dialogue) is joined to the next one
 LONG_WORD = 1000  # characters; a paragraph with a longer word is not prose
@@ -270,10 +270,16 @@ def select(folder: Path, shards: list[Path], valid_fraction: float, dropped: str
 # --------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def vocabulary(folder: Path, shards: list[Path], selected: Path, vocab_size: int, tokenizer: str | None) -> None:
-    """Task: train sentencepiece.bpe.model on the sample, or write the given tokenizer.json."""
-    if tokenizer is not None:
-        (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+def vocabulary(
+    folder: Path, shards: list[Path], selected: Path, vocab_size: int, given: str | Pieces | None
+) -> None:  # fmt: skip
+    """Task: train sentencepiece.bpe.model on the sample, or write the given tokenizer.json or pieces."""
+    if isinstance(given, str):
+        (folder / "tokenizer.json").write_text(given, encoding="utf-8")
+        return
+    if given is not None:
+        (folder / "sentencepiece.bpe.model").write_bytes(given.model)
+        (folder / "dict.txt").write_text(given.dictionary, encoding="utf-8")
         return
 
     def sample():

@@ -74,7 +74,7 @@ def read_split(name: str, split: str, path: str | Path) -> tuple[list, dict]:
     `name`. Raises ValueError with file and line for anything that is not as in the official file."""
     task, stats, labelled = TASKS[name], Stats(), not split.startswith(("test", "ax"))
     errors = task.errors if labelled else "strict"  # predictions are numbered by row
-    reading = Reading(errors, unquoted=True, columns=task.header if labelled else ())
+    reading = Reading(errors, unquoted=True, columns=task.header if labelled else (), numbered=not labelled)
     fields = dict.fromkeys((*task.text, task.label) if labelled else task.text, "")
     rows = read_table(path, fields, task.label, reading, stats)
     if not labelled:
@@ -236,7 +236,7 @@ def check_task_name(name: str, output: Path) -> None:
 def read_own(path: Path, text: Sequence[str], label: str, reading: Reading, test: bool = False) -> list[tuple]:
     """The rows of a table of one's own. All have a label; of a test file, all or none."""
     fields = dict.fromkeys(text, "--text") | ({} if test else {label: "--label"})
-    rows = read_table(path, fields, label, reading)
+    rows = read_table(path, fields, label, reading._replace(numbered=test))
     without = [where for where, _, found in rows if found is None]
     if without and not (test and len(without) == len(rows)):
         raise ValueError(f"{without[0]}: no label in {label!r}")

@@ -1,5 +1,5 @@
-"""The vocabulary of a corpus: SentencePiece of the paper's pipeline, or a given tokeniser of the library `tokenizers`.
-Both have fairseq's ids: <s> <pad> </s> <unk>, the tokens, <mask>."""
+"""The vocabulary of a corpus: SentencePiece of the paper's pipeline, new or another folder's, or a given tokeniser of
+the library `tokenizers`. All have fairseq's ids: <s> <pad> </s> <unk>, the tokens, <mask>."""
 
 import io
 import itertools
@@ -7,13 +7,15 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..common.prepared import text_encoder
 from ..data.splits import type_of_ids
 from ..normaliser import PLACEHOLDERS, SPACE
 from ..run.checksums import check
-from ..text import MASK, TextEncoder, load_sentencepiece, load_tokenizer
+from ..text import MASK, TextEncoder, load_sentencepiece, load_tokenizer, read_dictionary
 
 SPECIALS = 5  # <s> <pad> </s> <unk> and <mask>, which the fairseq task adds
 LONGEST = 100_000  # bytes of a sentence: SentencePiece leaves longer ones out and says nothing
@@ -66,7 +68,31 @@ def train_sentencepiece(sentences: Iterable[str], vocab_size: int) -> bytes:
     return model.getvalue()
 
 
+class Pieces(NamedTuple):
+    """The paper's pieces of data, or of a model, that exist already."""
+
+    model: bytes  # sentencepiece.bpe.model
+    dictionary: str  # dict.txt, whose order the new one keeps
+    settings: dict[str, Any]  # `language` and `cased`, which the text needs, too
+
+
+def read_pieces(folder: Path) -> Pieces:
+    """The vocabulary of prepared data, or of a model's folder. Raises ValueError for files that are damaged."""
+    encoder = text_encoder(folder)
+    settings = {name: getattr(encoder.normaliser, name) for name in ("language", "cased")}
+    model = (folder / "sentencepiece.bpe.model").read_bytes()
+    return Pieces(model, (folder / "dict.txt").read_text(encoding="utf-8"), settings)
+
+
 # -------------------------------------------------------------------------------------------- of the library tokenizers
+
+
+def given_vocabulary(path: str | Path) -> str | Pieces:
+    """What --tokenizer PATH names: the paper's pieces where a folder has them and no tokenizer.json, else
+    `read_tokenizer`."""
+    folder = Path(path)
+    files = {name: (folder / name).is_file() for name in ("dict.txt", "sentencepiece.bpe.model", "tokenizer.json")}
+    return read_pieces(folder) if [*files.values()] == [True, True, False] else read_tokenizer(path)
 
 
 def read_tokenizer(path: str | Path) -> str:
@@ -161,8 +187,9 @@ def names_in_dictionary(tokenizer: str) -> list[str]:
 
 
 def write_dictionary(vocabulary: str | Path, counts: np.ndarray, path: str | Path) -> np.ndarray:
-    """Write dict.txt in fairseq's format: every piece of the SentencePiece model, the most frequent first, or every
-    token of a tokenizer.json, in its order. Returns the table [id there, and one more for </s>] -> id in dict.txt."""
+    """Write dict.txt in fairseq's format: every piece of the SentencePiece model, the most frequent first or as in the
+    dict.txt beside it, or every token of a tokenizer.json, in its order. Returns the table [id there, and one more for
+    </s>] -> id in dict.txt."""
     if Path(vocabulary).suffix == ".json":
         names = names_in_dictionary(Path(vocabulary).read_text(encoding="utf-8"))
         order, eos = range(4, len(names) - 1), len(names)
@@ -171,6 +198,9 @@ def write_dictionary(vocabulary: str | Path, counts: np.ndarray, path: str | Pat
         model = load_sentencepiece(vocabulary)
         names, unk, eos = [model.id_to_piece(i) for i in range(len(model))], model.unk_id(), len(model)
         order = sorted((i for i in range(eos) if i != unk), key=lambda i: (-counts[i], i))
+        if (known := Path(vocabulary).with_name("dict.txt")).is_file():
+            place = {name: at for at, name in enumerate(read_dictionary(known))}
+            order.sort(key=lambda i: place[names[i]])
         places = np.zeros(eos + 1, dtype=np.int64)
         places[order] = np.arange(4, 4 + len(order))
         places[unk], places[eos] = 3, 2

@@ -117,15 +117,19 @@ def write_together(folder: str | Path, files: dict[str, str | bytes]) -> None:
 
 
 def files_below(folder: str | Path) -> list[Path]:
-    """The files in a folder and below, sorted, without hidden ones; links are followed. Raises ValueError for a folder
-    that cannot be read."""
+    """The files in a folder and below, sorted, without hidden ones; links are followed, each folder once. Raises
+    ValueError for a folder that cannot be read."""
 
     def refuse(error):
         raise ValueError(f"{error.filename}: cannot be read: {error.strerror}")
 
-    found = []
+    found, seen = [], set()
     for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        if (real := os.path.realpath(place)) in seen:  # a link to a folder above, or a second one
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return sorted(path for path in found if path.is_file() or not path.exists())  # links to nothing, too
 
