@@ -73,6 +73,28 @@ def test_a_default_is_fairseqs():
             assert OPTIONS[name].convert(theirs[name]) == OPTIONS[name].convert(OPTIONS[name].default), name
 
 
+def test_a_recipes_schedule_gives_way_to_the_users(pretrained):
+    """What the recipe says of its own is left out; a run that decays to its end ends with it, in both engines."""
+    further = [
+        f"--finetune-from-model={pretrained}",
+        "--tokens-per-sample=16",
+        "--lr-scheduler=polynomial_decay",
+        "--warmup-updates=2",
+    ]
+    told = read("pretrain_further", [*further, "--max-update=50"])
+    assert configuration(training_options(told, "DATA", dry_run=True)).lr_scheduler.total_num_update == 50
+    assert settle(told).total_num_update == 50
+    with pytest.raises(ValueError, match="needs the length of the run: give --total-num-update"):
+        read("pretrain_further", further)
+    by_share = read("pretrain_small", ["--lr-scheduler=polynomial_decay_ratio"])
+    assert configuration(training_options(by_share, "DATA", dry_run=True)).lr_scheduler.warmup_ratio == 0.06
+    assert settle(by_share).lr_scheduler == "polynomial_decay_ratio"
+    with pytest.raises(ValueError, match="--warmup-updates: valid with --lr-scheduler polynomial_decay, constant_coo"):
+        settle(read("pretrain_small", ["--lr-scheduler=polynomial_decay_ratio", "--warmup-updates=7"]))
+    other = configuration(training_options(read("pretrain_small", ["--lr-scheduler=inverse_sqrt"]), "D", dry_run=True))
+    assert other.lr_scheduler.warmup_updates == 500
+
+
 def test_ranges_are_valid_and_what_is_beyond_them_is_not():
     def refused(option, value):
         try:

@@ -27,6 +27,13 @@ PRECISIONS = {
     for name, autocast in {"float32": "none", "autocast": "bf16", "bf16": "none", "fp16": "none"}.items()
 }
 
+# The options that a schedule of ours has; fairseq judges its others, which may have a warm-up.
+OF_SCHEDULE = {
+    "polynomial_decay": ("warmup_updates", "total_num_update"),
+    "constant_cooldown": ("warmup_updates", "total_num_update", "cooldown_updates"),
+    "polynomial_decay_ratio": ("warmup_ratio",),
+}
+OF_SCHEDULES = frozenset().union(*OF_SCHEDULE.values())
 COMPILE = ("auto", "yes", "no")
 
 # What a setting means for a run's record.

@@ -7,6 +7,7 @@ padding, x [B, L, C] becomes [T, C] after the embeddings (`packing.Packing`), an
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -366,6 +367,12 @@ class Encoder(Stack):
     tokens from the second of two separators on get another vector than those before. The model's options are a
     `ModelConfig`, or its fields by name. Raises ValueError for sizes or names that do not fit together.
     """
+
+    @staticmethod
+    def check(config: ModelConfig) -> None:
+        """Raise ValueError for options that no encoder can be built with, without building a large one."""
+        with torch.device("meta"), suppress(RuntimeError, NotImplementedError):  # a scheme that looks at its numbers
+            Encoder(8, 1, 2, replace(config, layers=1))
 
     def __init__(
         self, vocab: int, pad: int, separator: int | None = None, config: ModelConfig | None = None, **options: Any

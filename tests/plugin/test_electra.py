@@ -12,11 +12,13 @@ from fairseq.data import Dictionary
 from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
 from helpers import PLUGIN, Waits, fairseq_arguments, finetune, load, never_pack, train
 
+from tupe.common.recipes import read as read_recipe
 from tupe.data.splits import write_split
 from tupe.names import cls_beside
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
 from tupe.run.record import read
 from tupe.schemes import SCHEMES
+from tupe.train.settle import settle
 
 V, PAD, MASK = 30, 1, 29
 
@@ -263,6 +265,14 @@ def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path
     )
     run = read(tmp_path / "cola")
     assert run.task == "CoLA" and run.architecture == "electra_tupe_r_tiny" and run.pretrained_updates == 2
+    for start in (checkpoint, tmp_path / "electra"):  # the file, and what the finished run published beside it
+        assert settle(read_recipe("finetune", [], fixed={
+            "checkpoint.finetune_from_model": start, "task.glue_task": "CoLA",
+        })).architecture == "electra_tupe_r_tiny"  # fmt: skip
+    finetune(learnable, tmp_path / "electra", tmp_path / "folder", "glue=cola", "optimization.max_epoch=1")
+    assert read(tmp_path / "folder").architecture == "electra_tupe_r_tiny"
+    with pytest.raises(ValueError, match="is an ELECTRA, no masked language model; valid: the folder"):
+        settle(read_recipe("pretrain_further", [f"--finetune-from-model={checkpoint}"]))
     before, after = (load(path)["model"] for path in (checkpoint, tmp_path / "cola" / "checkpoint_last.pt"))
     kept = {key for key in before if not key.startswith(("generator.", "discriminator."))}
     heads = {key for key in after if key.startswith("classification_heads.sentence_classification_head.")}

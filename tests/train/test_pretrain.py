@@ -646,6 +646,16 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
     assert same(tmp_path / "two", tmp_path / "whole")
 
 
+def test_a_model_without_a_head_gets_a_new_one_with_a_word(data, tmp_path, caplog):
+    sizes = ["--arch=bert_a_tiny", "--max-positions=24", "--tokens-per-sample=24"]
+    settled = settle(read_recipe("pretrain", sizes))
+    (small := pretrain.new_model(settled.model, 40, 1)).tupe.save_pretrained(tmp_path / "trunk")
+    started = pretrain.new_model(settled.model, 40, 2, start=str(tmp_path / "trunk"))
+    assert "has no language-model head; a new one is initialised" in caplog.text
+    here, there = started.tupe.state_dict(), small.tupe.state_dict()
+    assert all(torch.equal(here[name], there[name]) for name in there)
+
+
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
@@ -658,6 +668,8 @@ def test_two_nodes_under_torchrun_stop_on_a_signal_to_one_and_resume(data, tmp_p
         (["--ddp-backend=slowmo"], "valid with --engine torch: pytorch_ddp, fully_sharded"),
         (["--precision=fp16"], "fp16 needs a GPU"),
         (["--lr=[0.1,0.2]"], "one number for each epoch is for --engine fairseq"),
+        (["--position=rope", "--cls=untied"], "cls=untied with position=rope"),  # as with fairseq, before a run begins
+        (["--position=t5:buckets:3", "--dry-run"], "buckets"),
         (["--preset=rope"], "model=rope is bert_a, not tupe_r_tiny"),
         (["--max-positions=8"], "sequences of 24 tokens: the model has 8 positions"),
         (["--gpus=9"], "--gpus 9: this machine has"),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..common.architectures import architecture_of
+from ..common.architectures import ELECTRA, architecture_of, split_size
 from ..common.options import shorten_list, split_files
 from ..common.safe_load import NOT_OURS, load_safely, num_updates, read_config, tensors_of
 from ..data.blocks import BOS, EOS, PAD, hash_of
@@ -40,7 +40,8 @@ class Trained:
     dictionary, if it is known; of a file of an ELECTRA its generator. task: what is known of its task's settings. name:
     of the architecture, as a file says. more: what a file says of its model beside `config`. labels, ranges: {head:
     names of its classes, [least, greatest] label of a regression}. averaged: of how many models it is the mean. path:
-    the file or folder that it was read from."""
+    the file or folder that it was read from. electra: the architecture of the ELECTRA whose discriminator a folder
+    holds, which is a BERT in all else."""
 
     config: ModelConfig
     weights: dict[str, Tensor]
@@ -53,6 +54,7 @@ class Trained:
     problems: dict = field(default_factory=dict)
     averaged: int = 0
     path: Path | None = None
+    electra: str = ""
 
     @property
     def run(self) -> Path | None:
@@ -216,6 +218,8 @@ def of_folder(folder: str | Path) -> Trained:
     trained, here = of_export(config, tensors), Path(folder).resolve()
     about = record.read(here) or record.read(here.parent)  # of a run, or of its checkpoint-N
     own = about.config if about else {}
+    if about and split_size(about.architecture)[0] in ELECTRA:
+        trained.electra = about.architecture
     around = [here, here.parent] if here.name.startswith("checkpoint-") else [here]
     places = [place for place in around if (place / "dict.txt").is_file()]
     data = str((places or around)[0])

@@ -151,6 +151,7 @@ def read(
             value = whole[reference[1]]
         whole[place] = PLACES[place].convert(value) if place in PLACES else value
     settings = Settings(recipe, whole, [*given])
+    fit_schedule(settings)
     if "optimization.update_freq" not in options:
         limit, steps = (PLACES[place].convert(values[place]) for place in BATCH)
         if len(steps) != 1:
@@ -160,6 +161,17 @@ def read(
     if settings["criterion"] == "electra" and arch in names() and split_size(arch)[0] not in ELECTRA:
         raise ValueError(f"--arch {arch} is no ELECTRA; valid with --criterion electra: {', '.join(ELECTRA)}")
     return settings
+
+
+def fit_schedule(settings: Settings) -> None:
+    """Leave out what a recipe says of its own schedule where the user takes another, and let a schedule that needs the
+    length of the run end with it."""
+    own = config.OF_SCHEDULE.get(settings["lr_scheduler"], ("warmup_updates",))
+    for name in config.OF_SCHEDULES.difference(own):
+        if (place := OPTIONS[name].place) not in settings.given:
+            settings.values.pop(place, None)
+    if "total_num_update" in own:
+        settings.values.setdefault(OPTIONS["total_num_update"].place, settings["max_update"])
 
 
 ELSEWHERE = {  # options of other programs -> ours

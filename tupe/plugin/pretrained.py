@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from ..checkpoints.trained import (
     FINGERPRINT,
     SETTINGS,
+    Trained,
     check_dictionary,
     pack_settings,
     read_model,
@@ -48,13 +49,13 @@ def contradictions(saved: Mapping, model_cfg: Mapping) -> list[str]:
 
 def adopt_structure(
     model_cfg: DictConfig, path: str | Path, data: str | Path, length: int | None = None
-) -> tuple[DictConfig, dict]:
+) -> tuple[DictConfig, Trained]:
     """The configuration of a model that starts from the checkpoint `path` and keeps its structure and longest input;
     or takes `length`, see `Trained.longest`.
 
     model_cfg: a section of the whole configuration, which is updated too; its options are those of `from_checkpoint` or
-    of an architecture. data: folder with the dict.txt. Returns (configuration, fields of the record about the
-    checkpoint). Raises ValueError if the configuration or the dictionary contradicts the checkpoint.
+    of an architecture. data: folder with the dict.txt. Returns (configuration, the checkpoint's model). Raises
+    ValueError if the configuration or the dictionary contradicts the checkpoint.
     """
     trained = read_model(path, mmap=True)
     saved = trained.options()
@@ -74,7 +75,7 @@ def adopt_structure(
         model_cfg = whole.model
     with open_dict(model_cfg):
         model_cfg.max_positions = trained.longest(length or 0)
-    return model_cfg, trained.origin()
+    return model_cfg, trained
 
 
 def as_checkpoint(folder: str | Path) -> dict:

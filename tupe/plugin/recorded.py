@@ -68,6 +68,7 @@ class RecordedTask:
     metrics = ()
     run = None  # while training
     _pretrained = {}  # fields of the record about the checkpoint that training starts from
+    _electra = ""  # see `Trained`
     _training = False
     layout = None  # of a task with labels of its own
     train_subset = "train"  # the split that is shuffled, and masked anew in each epoch
@@ -80,7 +81,8 @@ class RecordedTask:
             data = folders_of(self.cfg.data)[0]
             # Tasks that cut no text into blocks have no such option; they take the checkpoint's length.
             length = getattr(self.cfg, "tokens_per_sample", None)
-            cfg, self._pretrained = adopt_structure(cfg, self.cfg.finetune_from_model, data, length)
+            cfg, trained = adopt_structure(cfg, self.cfg.finetune_from_model, data, length)
+            self._pretrained, self._electra = trained.origin(), trained.electra
         return models.build_model(cfg, self, from_checkpoint)
 
     def build_criterion(self, cfg: DictConfig, **kwargs) -> FairseqCriterion:
@@ -107,7 +109,7 @@ class RecordedTask:
         files = [path for split in (config.dataset.train_subset, *splits) for path in self.data_files(split)]
         return Record(
             task=self.record_name(config),
-            architecture=config.model._name,
+            architecture=(self.metrics and self._electra) or config.model._name,
             variant=variant(config.model),
             seed=config.common.seed,
             lr=float(config.optimization.lr[0]),

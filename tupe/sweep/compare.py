@@ -16,8 +16,7 @@ from ..common.architectures import split_size, with_size
 from ..common.options import CONFIGS, ListOf, did_you_mean
 from ..common.tables import TextTable
 from ..data.splits import folders_of, read_symbols
-from ..encoder import ModelConfig
-from ..positions import Dims, Positions
+from ..encoder import Encoder, ModelConfig
 from ..run import record
 from ..run.folder import write_atomically
 from . import runner
@@ -31,7 +30,7 @@ ARCHITECTURE = "bert_a"  # of what is given as a position: nothing but the posit
 def buildable(position: str) -> str:
     """The canonical name of a position. Raises ValueError for one that BERT cannot be built with."""
     model = ModelConfig(**{**preset_of(ARCHITECTURE), "position": position})
-    Positions(model.position, Dims(8, 8, 2, 1, 4, 4), model.cls)
+    Encoder.check(model)
     return model.position
 
 

@@ -33,15 +33,13 @@ class ForGlue(TupeForSequenceClassification):
         return F.cross_entropy(logits, labels.long(), reduction="sum"), logits.argmax(dim=1)
 
 
-ForGlue.__name__ = TupeForSequenceClassification.__name__  # what config.json calls it
-
-
 def new_model(recipe: Settled, task: str) -> ForGlue:
     """The pre-trained model with a new head, whose weights are those that the first engine gives it for this seed."""
     model, glue = recipe.model, TASKS[task]
     labels = dict(enumerate(glue.names))
     kind = "single_label_classification" if glue.labels else "regression"
     names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}, "problem_type": kind}
+    names["architectures"] = ["TupeForSequenceClassification"]
     trained = replace(read_model(recipe.finetune_from_model), config=model)
     found = trained.model(ForGlue, **names, label_range=glue.range)
     config = found.config

@@ -1,5 +1,6 @@
 """Masked-LM pre-training by the second engine, with the numbers of the first."""
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -16,6 +17,8 @@ from ..encoder import Encoder, LMHead, ModelConfig
 from ..modeling_tupe import TupeForMaskedLM
 from ..tracing import can_compile
 from .loop import Loop
+
+logger = logging.getLogger(__name__)
 
 
 class ForPretraining(TupeForMaskedLM):
@@ -45,9 +48,6 @@ class ForPretraining(TupeForMaskedLM):
         return {"input_ids": ids, "output_indices": indices, "labels": labels, "num_tokens": known}
 
 
-ForPretraining.__name__ = TupeForMaskedLM.__name__  # what config.json calls it
-
-
 def new_model(
     config: ModelConfig, types: int, seed: int, compiles: bool = False, start: str = ""
 ) -> ForPretraining:  # fmt: skip
@@ -58,7 +58,10 @@ def new_model(
     model.tupe.encoder, model.lm_head = Encoder(types, 1, 2, config), LMHead(config.width, types, config=config)
     model.tie_weights()
     if start:
-        model.load_state_dict(replace(read_model(start), config=config).model().state_dict())
+        trained = replace(read_model(start), config=config)
+        if "lm_head.bias" not in trained.weights:
+            logger.warning(f"{start} has no language-model head; a new one is initialised")
+        model.load_state_dict(trained.model().state_dict())
     if compiles:
         model.tupe.encoder.compile()
         model.lm_head.compile(dynamic=False)

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoints.trained import read_model
-from ..common.architectures import ELECTRA, architecture_of, named, plain_options, preset, split_size
+from ..common.architectures import ELECTRA, named, plain_options, preset, split_size
 from ..common.options import did_you_mean
 from ..common.recipes import ARCH, FROM_CHECKPOINT, MODEL, Settings
-from ..config import COMPILE, FINETUNE, OPTIONS, PRETRAIN, Training
+from ..config import COMPILE, FINETUNE, OF_SCHEDULE, OF_SCHEDULES, OPTIONS, PRETRAIN, Training
+from ..encoder import Encoder
 from ..model_config import FREE, ModelConfig, check_blocks, names_in
 
 THEIRS = {ours: place.partition(".")[2] for place, ours in MODEL.items()}  # option of `ModelConfig` -> its name here
@@ -56,7 +57,7 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
         if known is None:
             flag = "--checkpoint" if command == FINETUNE else "--finetune-from-model"
             raise ValueError(f"{flag}: give the model to start from")
-        architecture = architecture_of(known.config)
+        architecture = command == FINETUNE and known.electra or known.architecture
         of_model = {name: value for name, value in vars(known.config).items() if name not in FREE}
     if command == FINETUNE:
         config = {name: getattr(known.config, name) for name in names_in("hugging_face")}
@@ -65,6 +66,9 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     values = {**defaults, **places_of({**preset(architecture), **of_model}, defaults), **settings.values}
     count_held_out_text(values, shares_held_out_text, processes)
     if known and command == PRETRAIN:
+        if any(name.startswith("generator.") for name in known.weights):
+            folder = "the folder that tupe checkpoint export makes of it"
+            raise ValueError(f"{checkpoint} is an ELECTRA, no masked language model; valid: {folder}")
         if "model.max_positions" in settings.given:
             raise ValueError("--max-positions: a model that trains further keeps its own, or takes --tokens-per-sample")
         values["model.max_positions"] = known.longest(settings["tokens_per_sample"])
@@ -84,6 +88,7 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
         variant=", ".join(f"{name} {differs[name]}" for name in sorted(differs)),
         changed={place: value for place, value in values.items() if value != defaults[place]},
     )  # fmt: skip
+    Encoder.check(model)
     settled.adam_betas = ast.literal_eval(values["optimizer.adam_betas"])
     if command == PRETRAIN:
         check_schedule(settled)
@@ -139,12 +144,9 @@ def count_held_out_text(values: dict[str, Any], shares: bool, processes: int) ->
 def check_schedule(settled: Settled) -> None:
     """Raise ValueError for a part of the schedule that it does not have, or that does not fit into it."""
     warmup, cooldown, total = settled.warmup_updates, settled.cooldown_updates, settled.total_num_update
-    by_share = settled.lr_scheduler == "polynomial_decay_ratio"
-    for name in ("warmup_updates", "total_num_update") if by_share else ("warmup_ratio",):
+    for name in OF_SCHEDULES.difference(OF_SCHEDULE[settled.lr_scheduler]):
         if OPTIONS[name].place in settled.changed:
-            raise ValueError(f"{OPTIONS[name].flag} does not go with --lr-scheduler {settled.lr_scheduler}")
-    if settled.lr_scheduler != "constant_cooldown":
-        if cooldown:
-            raise ValueError("--cooldown-updates: valid with --lr-scheduler constant_cooldown")
-    elif warmup + cooldown > total:
+            valid = ", ".join(schedule for schedule, names in OF_SCHEDULE.items() if name in names)
+            raise ValueError(f"{OPTIONS[name].flag}: valid with --lr-scheduler {valid}")
+    if settled.lr_scheduler == "constant_cooldown" and warmup + cooldown > total:
         raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
