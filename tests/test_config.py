@@ -84,7 +84,7 @@ def test_a_recipes_schedule_gives_way_to_the_users(pretrained):
     told = read("pretrain_further", [*further, "--max-update=50"])
     assert configuration(training_options(told, "DATA", dry_run=True)).lr_scheduler.total_num_update == 50
     assert settle(told).total_num_update == 50
-    with pytest.raises(ValueError, match="needs the length of the run: give --total-num-update"):
+    with pytest.raises(ValueError, match="needs the length of the run: give --max-update"):
         read("pretrain_further", further)
     by_share = read("pretrain_small", ["--lr-scheduler=polynomial_decay_ratio"])
     assert configuration(training_options(by_share, "DATA", dry_run=True)).lr_scheduler.warmup_ratio == 0.06
@@ -93,6 +93,10 @@ def test_a_recipes_schedule_gives_way_to_the_users(pretrained):
         settle(read("pretrain_small", ["--lr-scheduler=polynomial_decay_ratio", "--warmup-updates=7"]))
     other = configuration(training_options(read("pretrain_small", ["--lr-scheduler=inverse_sqrt"]), "D", dry_run=True))
     assert other.lr_scheduler.warmup_updates == 500
+    for_fairseq = training_options(
+        read("pretrain_small", ["--lr-scheduler=tri_stage", "--lr=[1e-3]"]), "D", dry_run=True
+    )
+    assert not any(place.startswith("lr_scheduler.") and place != "lr_scheduler._name" for place in for_fairseq)
 
 
 def test_ranges_are_valid_and_what_is_beyond_them_is_not():

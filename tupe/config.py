@@ -27,8 +27,8 @@ PRECISIONS = {
     for name, autocast in {"float32": "none", "autocast": "bf16", "bf16": "none", "fp16": "none"}.items()
 }
 
-# The options that a schedule of ours has; fairseq judges its others, which may have a warm-up.
-OF_SCHEDULE = {
+OF_SCHEDULE = {  # which of the options of schedules each has; of fairseq's own those with a warm-up
+    **dict.fromkeys(("cosine", "fixed", "inverse_sqrt"), ("warmup_updates",)),
     "polynomial_decay": ("warmup_updates", "total_num_update"),
     "constant_cooldown": ("warmup_updates", "total_num_update", "cooldown_updates"),
     "polynomial_decay_ratio": ("warmup_ratio",),
@@ -283,7 +283,7 @@ def check_together(values: Mapping[str, Any]) -> None:
         raise ValueError("--max-update is 0, and so is --max-epoch: training would have no end; valid: at least 1")
     by_share = value("lr_scheduler") == "polynomial_decay_ratio"
     if not (by_share or value("total_num_update") > 0):
-        raise ValueError(f"--lr-scheduler {value('lr_scheduler')} needs the length of the run: give --total-num-update")
+        raise ValueError(f"--lr-scheduler {value('lr_scheduler')} needs the length of the run: give --max-update")
     shares = [value(name) for name in ("leave_unmasked_prob", "random_token_prob")]
     if sum(shares) > 1:
         raise ValueError(f"--leave-unmasked-prob {shares[0]:g} and --random-token-prob {shares[1]:g}: sum above 1")

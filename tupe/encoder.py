@@ -371,7 +371,7 @@ class Encoder(Stack):
     @staticmethod
     def check(config: ModelConfig) -> None:
         """Raise ValueError for options that no encoder can be built with, without building a large one."""
-        with torch.device("meta"), suppress(RuntimeError, NotImplementedError):  # a scheme that looks at its numbers
+        with torch.device("meta"), suppress(RuntimeError, TypeError):  # of a scheme that looks at its numbers
             Encoder(8, 1, 2, replace(config, layers=1))
 
     def __init__(

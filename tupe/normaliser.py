@@ -301,7 +301,7 @@ class _Sentencizer:
 
     Two rules are added. A full stop within a word ends no sentence before a lower-case letter ("etc. and"). Moses has
     the same rule; without it the lower-case output would be cut at "mr. smith" when it is normalised again. And where
-    a script has no case, as Chinese, a sentence starts behind any end of one, also without a blank."""
+    spaCy cuts words into signs, as in Chinese, the end of a sentence needs no blank behind it."""
 
     def __init__(self, language: str = "en"):
         spacy = library("spacy")
@@ -311,8 +311,6 @@ class _Sentencizer:
             reason = " ".join(str(error).split())[:120]
             other = "" if language in UNSPACED else "xx, or "  # whose rules count words between blanks
             raise ValueError(f"language {language!r}: {reason}; or give {other}--sentences lines or none") from None
-        if nlp.lang != language:  # spaCy takes "deu" for de; Moses and UNSPACED would not
-            raise ValueError(f"language {language!r}: say {nlp.lang}")
         self.tokenizer = nlp.tokenizer
         self.enders = nlp.add_pipe("sentencizer").punct_chars
         self.kinds = functools.lru_cache(CACHE)(self._kinds)
@@ -334,23 +332,36 @@ class _Sentencizer:
                         starts.append(offset)
                     ended = False
             elif word:
-                ended_here = False  # whether the sentence ended within this word, as in "end.Start"
+                sign = ""  # with which the sentence ended within this word, as in "end.Start"
                 for at, kind in (self.kinds if len(word) <= CACHED_LENGTH else self._kinds)(word):
                     if kind == "E":
-                        ended, attached = True, at > 0 and word[-1] == "."
-                        ended_here = word[at].isascii()  # others, as in Chinese, end one before a number, too
+                        ended, sign, attached = True, word[at], at > 0 and word[-1] == "."
                     elif kind == "W" and ended:
-                        # spaCy's rule for "end.Start" looks at the case of both sides; the left will be lower case
-                        starts_here = word[at].isupper() or word[at].isalpha() and not word[at].islower()
-                        if starts_here if ended_here else not (attached and at == 0 and word[0].islower()):
+                        if _starts_within(sign, word[at]) if sign else not (attached and at == 0 and word[0].islower()):
                             starts.append(offset + at)
                         ended = False
             offset += len(word) + 1
         return starts
 
 
+def _starts_within(sign: str, first: str) -> bool:
+    """Whether a sentence starts behind a sign without a blank, with a letter `first`. spaCy's rule for "end.Start"
+    looks at the case of both sides; the left will be lower case. Abbreviations and numbers have full stops, too."""
+    without_case = first.isalpha() and first.lower() == first.upper()
+    if sign in ".\uff0e":
+        return first.isupper() or sign != "." and without_case
+    return not sign.isascii() or first.isupper() or without_case
+
+
 SENTENCES = ("rules", "lines", "none")  # spaCy's; a line or paragraph is a sentence; a document is
 UNSPACED = frozenset(("bo", "ja", "km", "lo", "my", "th", "yue", "zh"))  # languages without blanks between words
+
+
+def check_language(code: str) -> None:
+    """Raise ValueError for another name of a language than spaCy's: Moses and UNSPACED would take "deu" for none."""
+    name = code if code == "en" else library("spacy").util.find_matching_language(code)
+    if name and name.partition("-")[0] != code.partition("-")[0]:
+        raise ValueError(f"--language {code}: say {name}")
 
 
 class Raw:

@@ -177,8 +177,11 @@ def test_rows_to_predict_keep_their_numbers(vocabulary, tmp_path):
         done = prepare(file, vocabulary, tmp_path / f"bin{count}", "--test", tmp_path / "t.csv", text=text)
         assert done.exit_code == 0 and f"cats test: {count} rows" in done.output
         assert ids_of(tmp_path / f"bin{count}" / "cats", "test", "input0")[1] == [2]
-    write(tmp_path / "more.csv", cats()).open("a").write(",,\n,,\n")  # as spreadsheets end a table
-    assert prepare(tmp_path / "more.csv", vocabulary, tmp_path / "more").exit_code == 0
+    more = write(tmp_path / "more.csv", cats())
+    with more.open("a") as table:
+        table.write(",,\n,,\n")  # as spreadsheets end a table
+    done = prepare(more, vocabulary, tmp_path / "more", "--test", more)
+    assert done.exit_code == 0 and "more test: 60 rows" in done.output
 
 
 # ----------------------------------------------------------------------------------------------- trained and exported

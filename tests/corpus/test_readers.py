@@ -146,10 +146,15 @@ def test_a_folder_may_hold_a_sentence_a_line(tmp_path):
 def test_a_line_end_is_no_blank_where_words_have_none(tmp_path):
     (tmp_path / "a.txt").write_text("人人生而自由，在尊严和权\n利上一律平等。\n\n第二段。\n")
     (tmp_path / "b.xml").write_text("<TEI><body><p>人人生而自由，\n   在尊严和权<lb/>利上一律平等。</p></body></TEI>")
-    for name, wanted in (("a.txt", "人人生而自由，在尊严和权利上一律平等。\n第二段。"),
-                         ("b.xml", "人人生而自由，在尊严和权利上一律平等。")):  # fmt: skip
+    (tmp_path / "c.txt").write_text("本文使用 deep\nlearning 的方法。\n\n二。\n")
+    wanted_of = {
+        "a.txt": "人人生而自由，在尊严和权利上一律平等。\n第二段。",
+        "b.xml": "人人生而自由，在尊严和权利上一律平等。",
+        "c.txt": "本文使用 deep learning 的方法。\n二。",
+    }
+    for name, wanted in wanted_of.items():
         (source,), _ = find_inputs([f"{tmp_path}/{name}"])
-        reader = documents.READERS["book" if name == "a.txt" else "xml"]
+        reader = documents.READERS["xml" if name == "b.xml" else "book"]
         with open(source.path, "rb") as stream:
             (document,) = reader(documents.File(source.path, stream, Reading(wrap=""), Stats()))
         assert document.text == wanted

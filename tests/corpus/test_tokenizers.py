@@ -70,6 +70,35 @@ def test_the_pieces_of_other_data_are_kept(tmp_path):
     assert manifest["vocab_size"] == 300 and manifest["language"] == "de"
 
 
+def test_the_tokenizer_of_other_data_is_kept(tmp_path):
+    """... as it is, whatever its special tokens are called: here one is called as another one often is."""
+    made = Tokenizer(
+        models.WordLevel({"<start>": 0, "<fill>": 1, "[SEP]": 2, "<what>": 3, "the": 4, "<hole>": 5}, "<what>")
+    )
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    roles = dict(zip(("cls_token", "pad_token", "sep_token", "unk_token", "mask_token"),
+                     ("<start>", "<fill>", "[SEP]", "<what>", "<hole>"), strict=True))  # fmt: skip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(roles))
+    for output, given in (("old", tmp_path), ("new", tmp_path / "old")):
+        run(write_text(tmp_path), "--output", tmp_path / output, "--tokenizer", given, *ONE)
+    same = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("old", "new")]
+    assert same[0] == same[1] and TextEncoder(tmp_path / "old").symbols == TextEncoder(tmp_path / "new").symbols
+
+
+def test_pieces_that_are_not_those_of_the_dictionary_are_refused(tmp_path):
+    """Before hours of work: as folders of XLM-R, or a dictionary that was trimmed."""
+    run(write_text(tmp_path), "--output", tmp_path / "old", "--vocab-size", 300, *ONE)
+    for name in ("checksums.json", "manifest.json"):
+        (tmp_path / "old" / name).unlink()
+    lines = (tmp_path / "old" / "dict.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "old" / "dict.txt").write_text("".join(lines[:-3]))
+    with pytest.raises(SystemExit, match="the types of dict.txt are not the pieces of sentencepiece.bpe.model"):
+        run(tmp_path / "a.txt", "--output", tmp_path / "new", "--tokenizer", tmp_path / "old", *ONE)
+    with pytest.raises(SystemExit, match="--language deu: say de"):  # in every mode
+        run(tmp_path / "a.txt", "--output", tmp_path / "new", "--language=deu", "--sentences=lines", *ONE)
+
+
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
 def test_ids_are_those_of_transformers(tmp_path, kind):
     """A tokeniser of others, through the corpus, for one text and in an export."""

@@ -678,7 +678,7 @@ def test_a_model_without_a_head_gets_a_new_one_with_a_word(data, tmp_path, caplo
         (["--valid-subset="], "--valid-subset is ''; valid: a text"),
         (["--cooldown-updates=3"], "--cooldown-updates: valid with --lr-scheduler constant_cooldown"),
         (["--task=masked_lm"], "--task masked_lm: valid with --engine torch: tupe_masked_lm"),
-        (["--max-update=0", "--max-epoch=2"], "polynomial_decay needs the length of the run: give --total-num-update"),
+        (["--max-update=0", "--max-epoch=2"], "polynomial_decay needs the length of the run: give --max-update"),
         ([*CONSTANT, "--cooldown-updates=14"], "1 updates of warm-up and 14 of cool-down: valid: at most 14 in all"),
     ],
 )  # fmt: skip

@@ -166,7 +166,7 @@ def read(
 def fit_schedule(settings: Settings) -> None:
     """Leave out what a recipe says of its own schedule where the user takes another, and let a schedule that needs the
     length of the run end with it."""
-    own = config.OF_SCHEDULE.get(settings["lr_scheduler"], ("warmup_updates",))
+    own = config.OF_SCHEDULE.get(settings["lr_scheduler"], ())
     for name in config.OF_SCHEDULES.difference(own):
         if (place := OPTIONS[name].place) not in settings.given:
             settings.values.pop(place, None)

@@ -20,7 +20,7 @@ from .. import __version__
 from ..common import options
 from ..common.options import Command, shorten
 from ..common.prepared import check_name
-from ..normaliser import SENTENCES, UNSPACED
+from ..normaliser import SENTENCES, UNSPACED, check_language
 from ..run import processes
 from ..run.checksums import NAME, seal_all
 from ..run.folder import fill, owned, remove_partial, write_atomically
@@ -199,6 +199,7 @@ def _prepare(inputs, out, choices, run):
     if isinstance(given, Pieces) and (other := {n: x for n, x in given.settings.items() if text[n] != x}):
         words = " and ".join(f"{name} {value}" for name, value in other.items())
         raise ValueError(f"--tokenizer {choices.tokenizer}: its pieces are of text with {words}: choose the same")
+    check_language(choices.language)
     normaliser = (pipeline.normaliser_of, *text.items())
     sources, skipped = find_inputs(inputs, out)
     # Before anything is written, for an unknown language is refused, and before the fork: all workers share the rules.

@@ -110,6 +110,12 @@ def read_paragraph_lines(file: File) -> Iterator[Document]:
             yield from _document(file, f"{file.path}:{start}", itertools.chain([first], others))
 
 
+def unwrapped(text: str, wrap: str) -> str:
+    """A text without line ends. wrap: what stands for them; between two ASCII signs always a blank."""
+    text = re.sub(r"(?<=[!-~])\s*\n\s*(?=[!-~])", " ", text)
+    return re.sub(r"\s*\n\s*", wrap, text)
+
+
 def read_book(file: File) -> Iterator[Document]:
     """The whole file is one document. If it has empty lines, they separate paragraphs, and other line ends only wrap
     the text, unless each line is a sentence."""
@@ -120,7 +126,7 @@ def read_book(file: File) -> Iterator[Document]:
     for document in _document(file, file.path, lines):
         text = document.text.strip()
         if "\n\n" in text:
-            text = "\n".join(paragraph.replace("\n", file.reading.wrap) for paragraph in re.split(r"\n{2,}", text))
+            text = "\n".join(unwrapped(paragraph, file.reading.wrap) for paragraph in re.split(r"\n{2,}", text))
         yield document._replace(text=text)
 
 
@@ -186,7 +192,6 @@ def _tei(events, root, file):
     TEI: https://tei-c.org/release/doc/tei-p5-doc/en/html/
     """
     bodies, silent, paragraphs = 0, 0, []  # those that are open: a quoted letter has a body of its own
-    joint = " " if file.reading.wrap is None else file.reading.wrap
     for event, element in events:
         tag = element.tag.rpartition("}")[2]
         if tag == "body":
@@ -194,7 +199,7 @@ def _tei(events, root, file):
         elif tag in SILENT:
             silent += 1 if event == "start" else -1
         elif event == "end" and tag in ("p", "ab", "l") and bodies and not silent:
-            text = re.sub(r"\s*\n\s*", joint, "".join(_tei_text(element, joint)))
+            text = unwrapped("".join(_tei_text(element)), " " if file.reading.wrap is None else file.reading.wrap)
             paragraphs.append(" ".join(text.split()))
             after = element.tail
             element.clear()  # of a paragraph within another one (a quotation, say) the outer one reads nothing twice
@@ -206,17 +211,16 @@ def _tei(events, root, file):
             element.clear()
 
 
-def _tei_text(element, joint):
-    """The text inside an element. joint: what stands for a line break; one that divides a word (`break="no"`) joins its
-    halves."""
+def _tei_text(element):
+    """The text inside an element. A line break that divides a word (`break="no"`) joins its halves."""
     if element.text:
         yield element.text
     for child in element:
         tag = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else "comment"
         if tag in ("lb", "pb", "cb", "gap", "milestone"):
-            yield "" if child.get("break") == "no" else joint
+            yield "" if child.get("break") == "no" else "\n"
         elif tag != "comment" and tag not in SILENT:
-            yield from _tei_text(child, joint)
+            yield from _tei_text(child)
         if child.tail:
             yield child.tail
 

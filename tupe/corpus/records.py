@@ -125,7 +125,7 @@ def _table(file, fields, further, delimiter=","):
     """A table of text: one that begins with the names of its columns, unless `Reading` has them."""
     names = file.reading.columns
     for place, row in _rows(file, delimiter):
-        if not row or not (file.reading.numbered or any(row)):  # a blank line, or as spreadsheets write an empty row
+        if not row or not (any(row) or names and file.reading.numbered):  # a blank line, or a spreadsheet's empty row
             continue
         if not names:
             names = row

@@ -237,6 +237,9 @@ def read_own(path: Path, text: Sequence[str], label: str, reading: Reading, test
     """The rows of a table of one's own. All have a label; of a test file, all or none."""
     fields = dict.fromkeys(text, "--text") | ({} if test else {label: "--label"})
     rows = read_table(path, fields, label, reading._replace(numbered=test))
+    if any(found is not None for _, _, found in rows):
+        while rows[-1][2] is None and not any(rows[-1][1]):  # as spreadsheets end a table
+            rows.pop()
     without = [where for where, _, found in rows if found is None]
     if without and not (test and len(without) == len(rows)):
         raise ValueError(f"{without[0]}: no label in {label!r}")

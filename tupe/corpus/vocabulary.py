@@ -79,6 +79,9 @@ class Pieces(NamedTuple):
 def read_pieces(folder: Path) -> Pieces:
     """The vocabulary of prepared data, or of a model's folder. Raises ValueError for files that are damaged."""
     encoder = text_encoder(folder)
+    pieces = {encoder.model.id_to_piece(i) for i in range(len(encoder.model))} - {"<unk>"}
+    if pieces != {*encoder.symbols} - {*TextEncoder.SPECIALS, MASK}:
+        raise ValueError(f"{folder}: the types of dict.txt are not the pieces of sentencepiece.bpe.model")
     settings = {name: getattr(encoder.normaliser, name) for name in ("language", "cased")}
     model = (folder / "sentencepiece.bpe.model").read_bytes()
     return Pieces(model, (folder / "dict.txt").read_text(encoding="utf-8"), settings)
@@ -88,11 +91,15 @@ def read_pieces(folder: Path) -> Pieces:
 
 
 def given_vocabulary(path: str | Path) -> str | Pieces:
-    """What --tokenizer PATH names: the paper's pieces where a folder has them and no tokenizer.json, else
-    `read_tokenizer`."""
-    folder = Path(path)
-    files = {name: (folder / name).is_file() for name in ("dict.txt", "sentencepiece.bpe.model", "tokenizer.json")}
-    return read_pieces(folder) if [*files.values()] == [True, True, False] else read_tokenizer(path)
+    """What --tokenizer PATH names: the vocabulary of prepared data or of a model, as it is, or `read_tokenizer`."""
+    folder, own = Path(path), Path(path, "tokenizer.json")
+    if not (folder / "dict.txt").is_file():
+        return read_tokenizer(path)
+    if own.is_file():
+        check(own)
+        content = own.read_text(encoding="utf-8")
+        return content if names_in_dictionary(content) == read_dictionary(folder / "dict.txt") else read_tokenizer(path)
+    return read_pieces(folder) if (folder / "sentencepiece.bpe.model").is_file() else read_tokenizer(path)
 
 
 def read_tokenizer(path: str | Path) -> str:

@@ -146,7 +146,7 @@ def check_schedule(settled: Settled) -> None:
     warmup, cooldown, total = settled.warmup_updates, settled.cooldown_updates, settled.total_num_update
     for name in OF_SCHEDULES.difference(OF_SCHEDULE[settled.lr_scheduler]):
         if OPTIONS[name].place in settled.changed:
-            valid = ", ".join(schedule for schedule, names in OF_SCHEDULE.items() if name in names)
+            valid = ", ".join(other for other in VALID[PRETRAIN]["lr_scheduler"] if name in OF_SCHEDULE[other])
             raise ValueError(f"{OPTIONS[name].flag}: valid with --lr-scheduler {valid}")
     if settled.lr_scheduler == "constant_cooldown" and warmup + cooldown > total:
         raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
