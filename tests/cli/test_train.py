@@ -160,7 +160,7 @@ def test_nodes_without_gpus_have_a_process_each_which_speak_gloo(tmp_path):
         (["model._name=tupe_x"], "'tupe_"),
         (["DATA", "OUT"], "'DATA'"),
         (["--gpus=3"], "cannot be split evenly over 3"),
-        (["--max-update=0", "--max-epoch=1"], "polynomial_decay needs the length of the run: give --total-num-update"),
+        (["--max-update=0", "--max-epoch=1"], "polynomial_decay needs the length of the run: give --max-update"),
         (["--precision=fp16"], "fp16 needs a GPU; valid here: --precision float32, autocast or bf16"),
         (["--nodes=2", "--node-rank=2"], "--node-rank 2: valid with --nodes 2: 0 to 1"),
         (["--micro-batch-size=4", "--update-freq=1"], "--micro-batch-size, --update-freq: give one"),
