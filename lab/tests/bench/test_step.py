@@ -54,7 +54,7 @@ def test_what_follows_from_times(monkeypatch):
     first, second = rows(["tupe_r", "nopos"], TINY, monkeypatch)
     assert first["tokens_per_s"] == 40 / 2 and second["tokens_per_s"] == 40 / 4  # medians of 1, 3 and 2, 6 seconds
     assert first["forward_s"] == pytest.approx(0.4) and first["memory_mib"] == 0
-    assert first["peak_flops"] == 2 * 2048**3 / 0.25  # the fastest product
+    assert first["peak_flops"] == 2 * bench.PEAK_SIZE["cpu"] ** 3 / 0.25  # the fastest product
     assert first["share_of_peak"] == pytest.approx(20 * flops_per_token(TINY, "tupe_r") / first["peak_flops"])
 
 
