@@ -112,8 +112,11 @@ def read_paragraph_lines(file: File) -> Iterator[Document]:
 
 def unwrapped(text: str, wrap: str) -> str:
     """A text without line ends. wrap: what stands for them; between two ASCII signs always a blank."""
-    text = re.sub(r"(?<=[!-~])\s*\n\s*(?=[!-~])", " ", text)
-    return re.sub(r"\s*\n\s*", wrap, text)
+    lines = [stripped for line in text.split("\n") if (stripped := line.strip())]
+    joined = lines[:1]
+    for before, line in itertools.pairwise(lines):
+        joined += [" " if before[-1].isascii() and line[0].isascii() else wrap, line]
+    return "".join(joined)
 
 
 def read_book(file: File) -> Iterator[Document]:

@@ -199,15 +199,15 @@ def _rows_of_batch(file, batch, before):
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:
-        strings = (pyarrow.string(), pyarrow.large_string())
-        texts = {i for i, field in enumerate(batch.schema) if field.type in strings}
-        columns = [
-            column.cast(pyarrow.large_binary()) if i in texts else column for i, column in enumerate(batch.columns)
-        ]
-        names = {batch.schema.names[i] for i in texts}
-        for number, row in enumerate(pyarrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist(), 1):
-            place = f"row {before + number}"
-            yield {n: file.text(x, place) if n in names and x is not None else x for n, x in row.items()}
+        strings = pyarrow.string(), pyarrow.large_string()
+        texts = {field.name for field in batch.schema if field.type in strings}
+        columns = {
+            name: column.cast(pyarrow.large_binary()) if name in texts else column
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
+        for number, row in enumerate(pyarrow.table(columns).to_pylist(), before + 1):
+            place = f"row {number}"
+            yield {n: file.text(x, place) if n in texts and x is not None else x for n, x in row.items()}
 
 
 RECORDS = {  # a file's suffix -> what reads it

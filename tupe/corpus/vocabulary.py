@@ -93,13 +93,15 @@ def read_pieces(folder: Path) -> Pieces:
 def given_vocabulary(path: str | Path) -> str | Pieces:
     """What --tokenizer PATH names: the vocabulary of prepared data or of a model, as it is, or `read_tokenizer`."""
     folder, own = Path(path), Path(path, "tokenizer.json")
-    if not (folder / "dict.txt").is_file():
-        return read_tokenizer(path)
-    if own.is_file():
-        check(own)
-        content = own.read_text(encoding="utf-8")
-        return content if names_in_dictionary(content) == read_dictionary(folder / "dict.txt") else read_tokenizer(path)
-    return read_pieces(folder) if (folder / "sentencepiece.bpe.model").is_file() else read_tokenizer(path)
+    if (folder / "dict.txt").is_file():
+        if own.is_file():
+            check(own)
+            content = own.read_text(encoding="utf-8")
+            if names_in_dictionary(content) == read_dictionary(folder / "dict.txt"):
+                return content
+        elif (folder / "sentencepiece.bpe.model").is_file():
+            return read_pieces(folder)
+    return read_tokenizer(path)
 
 
 def read_tokenizer(path: str | Path) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoints.trained import read_model
-from ..common.architectures import ELECTRA, named, plain_options, preset, split_size
+from ..common.architectures import ELECTRA, architecture_of, named, plain_options, preset, split_size
 from ..common.options import did_you_mean
 from ..common.recipes import ARCH, FROM_CHECKPOINT, MODEL, Settings
 from ..config import COMPILE, FINETUNE, OF_SCHEDULE, OF_SCHEDULES, OPTIONS, PRETRAIN, Training
@@ -57,7 +57,9 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
         if known is None:
             flag = "--checkpoint" if command == FINETUNE else "--finetune-from-model"
             raise ValueError(f"{flag}: give the model to start from")
-        architecture = command == FINETUNE and known.electra or known.architecture
+        # An ELECTRA stays one when it is fine-tuned; trained further on masked words, its discriminator is a BERT.
+        name = known.electra or known.architecture if command == FINETUNE else ""
+        architecture = name or architecture_of(known.config)
         of_model = {name: value for name, value in vars(known.config).items() if name not in FREE}
     if command == FINETUNE:
         config = {name: getattr(known.config, name) for name in names_in("hugging_face")}
