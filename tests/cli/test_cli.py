@@ -45,6 +45,9 @@ def test_help_of_training_has_the_values_of_its_recipe():
     assert shown["--lr X"] == "The highest learning rate.  [0.0001]"
     assert shown["--batch-size N"] == "Sequences of an update, on all GPUs together.  [256]"
     assert shown["--tokens-per-sample N"].endswith("[512]") and shown["--seed N"].endswith("  [1]")
+    # of the recipe's architecture, TUPE-R
+    assert shown["--position WORD"].endswith("[untied+t5]") and shown["--encoder-layers N"].endswith("[12]")
+    assert not [option for option in shown if option.startswith("--arch")]  # which is the command's
 
 
 @pytest.mark.parametrize("words", ["", "checkpoint", "list", "prepare", *COMMANDS])

@@ -31,7 +31,7 @@ GROUPS = {  # as `tupe --help` shows them: words of a command -> (module:click c
     },
     "Checkpoints": {
         "checkpoint average": ("checkpoints.change:average_command", "Take the mean of several checkpoints' weights."),
-        "checkpoint convert": ("checkpoints.convert:command", "Convert from and to TUPE's code, Hugging Face, BERT."),
+        "checkpoint convert": ("checkpoints.convert:command", "Convert checkpoints of TUPE's code, BERT or RoBERTa."),
         "checkpoint export": ("checkpoints.export:command", "Write a folder that the transformers library loads."),
         "checkpoint stretch": ("checkpoints.change:stretch_command", "Interpolate longer tables of positions."),
         "checkpoint swap": ("checkpoints.change:swap_command", "Exchange the position encoding of a trained model."),

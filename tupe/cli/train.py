@@ -15,9 +15,10 @@ import click
 
 from .. import config
 from ..common import console, options
+from ..common.architectures import preset
 from ..common.options import CONFIGS, Command, did_you_mean, task_key
 from ..common.prepared import check_name, tasks_in
-from ..common.recipes import Settings, read
+from ..common.recipes import MODEL, Settings, read
 from ..config import FINETUNE, PRETRAIN
 from ..names import schemes_in, unknown_scheme
 from ..run.folder import is_locked
@@ -37,11 +38,13 @@ METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, 
 
 
 def rows(command: str) -> list[tuple[str, str]]:
-    """(option, text with the value of the command's recipe) of all options of a command."""
+    """(option, text with the value of the command's recipe and its architecture) of all options of a command."""
     found, settings = [], read(command, [])
+    architecture = preset(settings["arch"]) if command == PRETRAIN else {}
     for name, known in config.OPTIONS.items():
-        if command in known.of and name not in SET_BY_COMMAND[command]:
-            value = settings.batch[0] if name == "batch_size" else settings[name]
+        if command in known.of and name not in (*SET_BY_COMMAND[command], "arch"):  # --arch is the command's own
+            value = settings.values.get(known.place, architecture.get(MODEL.get(known.place, ""), known.default))
+            value = settings.batch[0] if name == "batch_size" else value
             value = "" if value in (False, "") else f"{value}".strip("[]")
             metavar = f" {'|'.join(known.choices)}" if known.choices else METAVARS.get(known.kind, " X")
             found.append((known.flag + metavar, known.help + (f"  [{value}]" if value else "")))
