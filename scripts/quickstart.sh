@@ -10,7 +10,7 @@ updates=2000
 engine=fairseq
 while [ $# -gt 0 ]; do
   case $1 in
-    -h | --help) sed -n '2,6s/^# \?//p' "$0"; exit ;;
+    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit ;;
     --output) out=${2:?quickstart.sh: --output needs a folder}; [[ $out = /* ]] || out=$PWD/$out; shift 2 ;;
     --updates) updates=${2:?quickstart.sh: --updates needs a number}; shift 2
       [[ $updates =~ ^[1-9][0-9]*$ ]] || { echo "quickstart.sh: --updates '$updates'; valid: a whole number from 1 on" >&2; exit 2; } ;;

@@ -12,7 +12,7 @@ source scripts/steps.bash
 stack=fairseq cuda=
 while [ $# -gt 0 ]; do
   case $1 in
-    -h | --help) sed -n '2,7s/^# \?//p' "$0"; exit ;;
+    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit ;;
     --stack) stack=${2:-}; shift; [ $# -eq 0 ] || shift ;;
     --cuda) cuda=${2:-}; shift; [ $# -eq 0 ] || shift
       [[ $cuda =~ ^(cu[0-9]+|cpu)$ ]] || { echo "setup.sh: --cuda '$cuda'; valid: a build of PyTorch's index, such as cu126" >&2; exit 2; } ;;
@@ -44,7 +44,7 @@ fits() { case " $versions " in *" $(version_of "$venv/bin/python") "*) ;; *) ret
 # The build of torch is that of the last call that named one. The path is part of the stamp: a copied or moved environment
 # points at the old place.
 cuda=${cuda:-$(cat "$venv/.cuda" 2> /dev/null || true)}
-stamp=$(cat "$requirements" scripts/setup.sh pyproject.toml <(pwd; echo -n "$cuda") | sha256sum | cut -d' ' -f1)
+stamp=$(cat "$requirements" scripts/setup.sh pyproject.toml <(pwd; echo -n "$cuda") | cksum)
 up_to_date() { [ "$(cat "$venv/.ready" 2> /dev/null)" = "$stamp" ] && fits && echo "setup: $venv is up to date"; }
 if up_to_date; then exit 0; fi
 

@@ -16,4 +16,4 @@ end() {  # with a signal; the step saves what it has, and another signal ends it
   while [ -n "$(jobs -p)" ]; do wait || true; done
   exit $((128 + $1))
 }
-for number in 1 2 10 15; do trap "end $number" $number; done  # HUP INT USR1 TERM
+for name in HUP INT USR1 TERM; do trap "end $(kill -l $name)" $name; done  # their numbers differ between systems

@@ -3,7 +3,7 @@
 #   bash scripts/test.sh [--stack train] [arguments of pytest]      train: without fairseq
 #   bash scripts/test.sh -k positions -n 0      -n 0: in one process, which --pdb needs
 set -euo pipefail
-case "${1:-}" in -h | --help) sed -n '2,4s/^# \?//p' "$0"; exit ;; esac
+case "${1:-}" in -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit ;; esac
 cd "$(dirname "$0")/.."
 source scripts/steps.bash
 stack=fairseq

@@ -173,11 +173,36 @@ def test_long_sequences_in_evaluation(position, cls, padding, monkeypatch):
     tokens, model = batch(padding=padding), encoder(position, cls).eval()
     with torch.no_grad():
         expected = encoder(position, cls, attention="plain").eval()(tokens)[0]
-        with Sizes(H * MAX * MAX) as sizes:
+        with Sizes(MAX * MAX) as sizes:
             ours = model(tokens)[0]
     torch.testing.assert_close(ours[tokens.ne(PAD)], expected[tokens.ne(PAD)], rtol=1e-5, atol=1e-5)
     if model.positions.has_bias() and position not in ("fire", "nonparametric"):  # an MLP's hidden units; a parameter
         assert [shape for _, shape in sizes.large if shape[-2:] == (MAX, MAX)] == []
+
+
+@pytest.mark.parametrize("position, layers", [("untied", 1), ("untied+t5:layer", 1), ("untied:layer", N)])
+def test_long_sequences_project_their_positions_once(position, layers, monkeypatch):
+    """And not again for every block of queries."""
+    monkeypatch.setattr(backend_cpu, "BLOCKED_BIAS_FROM", MAX - 1)
+    monkeypatch.setattr(backend_cpu, "QUERY_BLOCK_LOGITS", 3 * H * MAX * 7)
+    untied, rows = SCHEMES["untied"], []
+    monkeypatch.setattr(untied, "project", lambda self, x, f=untied.project: rows.append(len(x)) or f(self, x))
+    with torch.no_grad():
+        encoder(position).eval()(batch())
+    assert rows.count(MAX) == layers
+
+
+def test_an_empty_batch_has_no_features():
+    for path in ("plain", *FAST):
+        assert encoder(attention=path)(torch.empty(0, 5, dtype=torch.long))[0].shape == (0, 5, C)
+
+
+def test_a_backend_that_is_refused_names_those_that_are_not():
+    with pytest.raises(ValueError, match="attention=blocked is not .* normaliser l2 .* valid here: auto, plain$"):
+        encoder(attention="blocked", normaliser="l2")(batch())
+    if "triton" in BACKENDS and not HAS_GPU:
+        with pytest.raises(ValueError, match="attention=triton is not .* valid here: auto, plain, blocked, sdpa$"):
+            encoder("t5", attention="triton")(batch())
 
 
 READ = {"[CLS]": of_cls, "some": lambda tokens: tokens.ne(PAD).flatten().nonzero().squeeze(1)[[7, 0, 3]]}

@@ -193,6 +193,16 @@ def test_columns_that_compiled_layers_append_change_nothing(position, backend, k
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("position, columns", [("absolute", [64, 100]), ("rope", [64, 128, 192])])
+def test_compiled_layers_meet_few_lengths(position, columns):
+    """Beyond max_positions, too, where the encoding has positions there."""
+    encoder = Encoder(vocab=50, pad=1, layers=1, width=8, heads=2, ffn=8, max_positions=100, position=position)
+    encoder.compiled = True
+    lengths = [length for length in (50, 65, 100, 130, 192) if length <= 64 * len(columns)]
+    padded = [encoder.pad_columns(torch.ones(1, length, dtype=torch.long), None)[0].size(1) for length in lengths]
+    assert sorted(set(padded)) == columns
+
+
 @pytest.mark.parametrize("position", SCHEMES)
 def test_one_seed_gives_one_set_of_shared_weights(position):
     """Whatever the encoding, what is not part of it starts from the same weights, and what is built next, too."""

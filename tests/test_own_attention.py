@@ -204,6 +204,31 @@ def test_refusals_say_what_to_pass():
         PositionEncoding("absolute", width=WIDTH, heads=HEADS)(torch.randn(1, 513, WIDTH))
 
 
+@pytest.mark.parametrize("position", ["rope", "t5"])
+@pytest.mark.parametrize(
+    "q, k, v, what",
+    [
+        ((B, HEADS, 1, 8), (B, HEADS, L, 8), (B, HEADS, L, 8), r"k is \[2, 4, 10, 8\]; valid: \[2, 4, 1, 8\]"),
+        ((B, L, HEADS, 8),) * 3 + (r"q is \[2, 10, 4, 8\]; valid: \[2, 4, 4, 8\]",),
+        ((B, 2, L, 8),) * 3 + (r"q is \[2, 2, 10, 8\]; valid: \[2, 4, 10, 8\]",),
+        ((B, HEADS, L, 8), (B, 2, L, 8), (B, 2, L, 8), "repeat heads that queries share"),
+        ((B, HEADS, L, 16),) * 3 + (r"q is \[2, 4, 10, 16\]; valid: \[2, 4, 10, 8\]",),
+        ((B, HEADS, L, 8), (B, HEADS, L, 8), (B, HEADS, 9, 8), "v is"),
+    ],
+)
+def test_vectors_of_another_shape_are_refused(position, q, k, v, what):
+    encoding = PositionEncoding(position, width=WIDTH, heads=HEADS)
+    with pytest.raises(ValueError, match=what):
+        encoding.attention(torch.randn(q), torch.randn(k), torch.randn(v))
+
+
+@pytest.mark.parametrize("layer", [1, -1])
+def test_layers_that_the_encoding_does_not_have_are_refused(layer):
+    q = torch.randn(B, HEADS, L, 8)
+    with pytest.raises(ValueError, match=rf"layer={layer}; valid: 0 to 0. Give layers="):
+        PositionEncoding("t5:layer", width=WIDTH, heads=HEADS).attention(q, q, q, layer=layer)
+
+
 def test_the_page_prints_what_it_shows():
     page = (PLUGIN.parent / "docs" / "own-attention.md").read_text()
     names = {}

@@ -236,7 +236,7 @@ def test_an_older_card_is_refused(card, monkeypatch):
     card(lambda name, length: 1.0 if name == "triton" else 2.0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     assert chosen("untied") == "sdpa"
-    with pytest.raises(ValueError, match="compute capability 8.0 or later; valid here: auto, plain"):
+    with pytest.raises(ValueError, match="compute capability 8.0 or later; valid here: auto, plain, sdpa$"):
         choose("triton", encoder().positions, "softmax", torch.device("cuda"), torch.float16, 512)
 
 

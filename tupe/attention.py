@@ -55,11 +55,14 @@ class Batch(NamedTuple):
         """[B, 1, 1, L], False at padding; None: there is none."""
         return None if self.packing.mask is None else self.packing.mask[:, None, None, :]
 
-    def near(self, reach: int) -> Tensor:
-        """[L, L], whether a query sees a key under a window."""
-        near = self.token_positions.near(reach)
+    def near(self, reach: int, queries: TokenPositions | None = None) -> Tensor:
+        """[R, L], whether a query sees a key under a window. queries: a block of them, None: all."""
+        queries = queries or self.token_positions
+        near = queries.near(reach)
         if self.untie_cls:
-            near[0] = near[:, 0] = True
+            near[:, 0] = True
+            if queries.first == 0:
+                near[0] = True
         return near
 
     def seen(self, reach: int | None) -> Tensor | None:
@@ -159,7 +162,8 @@ class Plain(Backend):
 class Recorder(Plain):
     """The plain backend, which keeps every layer's weights [B, H, L, L] and the two parts of their logits, both
     multiplied by the scale: the part of the words [B, H, L, L] and the part of the positions alone [H, L, L].
-    The one way to see weights: `encoder(tokens, backend=Recorder(encoder.normaliser))`."""
+    They are those of the last forward pass. The one way to see weights:
+    `encoder(tokens, backend=Recorder(encoder.normaliser))`."""
 
     def __init__(self, normaliser: str):
         super().__init__(normaliser)
@@ -169,7 +173,7 @@ class Recorder(Plain):
 
     def terms(self, positions: Positions, token_positions: TokenPositions) -> list[tuple[Any, Tensor | None]]:
         pairs = super().terms(positions, token_positions)
-        self.biases = [bias for bias, _ in pairs]
+        self.weights_of_layers, self.words, self.biases = [], [], [bias for bias, _ in pairs]  # of this forward pass
         return pairs
 
     def mix(
@@ -216,7 +220,7 @@ def exp(logits: Tensor, key_mask: Tensor | None) -> Tensor:
 
 
 def relu2(logits: Tensor, key_mask: Tensor | None) -> Tensor:
-    """relu(b)^2 / n with n real keys (GAU: Hua et al., 2022)."""
+    """relu(b)^2 / n with n real keys, after GAU (Hua et al., 2022)."""
     n = logits.size(-1) if key_mask is None else key_mask.sum(-1, keepdim=True).clamp(min=1)
     return mask(torch.relu(logits).square() / n, key_mask)
 

@@ -70,7 +70,7 @@ class Cpu(Windowed):
         self, bias: Tensor | Rows | None, gate: Tensor | None, reach: int | None, batch: Batch
     ) -> CpuPrepared:
         if reach is not None:
-            bias = without_far(bias, batch.near(reach))
+            bias = without_far(bias, reach, batch)
         lengths, length = batch.packing.lengths, batch.token_positions.length
         blocks = None if lengths is None else plan_blocks(batch.heads, len(lengths), length, length, lengths)
         return CpuPrepared(bias, additive(batch.key_mask), blocks)
@@ -119,11 +119,12 @@ def additive(key_mask: Tensor | None) -> Tensor | None:
     return None if key_mask is None else mask_logits(None, key_mask)
 
 
-def without_far(bias: Tensor | Rows | None, near: Tensor) -> Tensor | Rows:
-    """A bias as `CpuPrepared` has it, and -inf where near [L, L] is False."""
+def without_far(bias: Tensor | Rows | None, reach: int, batch: Batch) -> Tensor | Rows:
+    """A bias as `CpuPrepared` has it, and a very low number at keys that a query does not see under a window."""
     if bias is None or isinstance(bias, Tensor):
-        return mask_logits(bias, near)
-    return lambda first, last: mask_logits(bias(first, last), near[first:last])
+        return mask_logits(bias, batch.near(reach))
+    block = batch.token_positions.block
+    return lambda first, last: mask_logits(bias(first, last), batch.near(reach, block(first, last)))
 
 
 # torch.compiler.disable imports the whole compiler, which takes as long as torch itself; torch's own form of it does so
@@ -322,6 +323,8 @@ def blocked_attention(
 
     A window of n chunks (`windows.Chunks`) is laid out as H n heads. R and K are L, but in a window.
     """
+    if q.size(0) == 0:  # no sequences
+        return q.new_empty(*q.shape[:3], v.size(-1))
     with no_autocast():
         blocks = blocks or plan_blocks(q.size(1), q.size(0), q.size(2), k.size(2))
         if len(blocks) == 1 and not (p or torch.is_grad_enabled() or blocks[0].length):

@@ -39,14 +39,16 @@ def choose(
         name, reason = {"cpu": "blocked", "cuda": "sdpa"}.get(device.type, "plain"), f"the default on {device.type}"
         if is_transformed():
             name, reason = "plain", "which torch.func can transform"
-        elif name == "blocked" and is_traced() and not torch.is_grad_enabled():  # else its own kernels are faster
+        elif name == "blocked" and (torch.jit.is_tracing() or is_traced() and not torch.is_grad_enabled()):
+            # With gradients compiled code is interrupted for its kernels, which are faster; a trace cannot be.
             name, reason = "sdpa", "which compiled code is not interrupted for"
         elif name == "sdpa" and (faster := faster_triton(positions, normaliser, device, dtype, length)):
             name, reason = "triton", "measured to be the fastest here" + ", by atomic additions" * faster.atomic
     backend = faster or (Plain(normaliser) if name == "plain" else BACKENDS[name]())
     obstacle = backend.refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":
-        raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, plain")
+        kinds = [kind for kind in BACKENDS if not BACKENDS[kind]().refuses(positions, normaliser, device, dtype)]
+        raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, {', '.join(kinds)}")
     return (Plain(normaliser), obstacle) if obstacle else (backend, reason)
 
 

@@ -71,7 +71,7 @@ class Training:
 
     seed: int = option(1, "common", "The seed of weights, order, masks and dropout.", (0, SEEDS), record=APART)
     precision: str = option(
-        "float32", "common", "The numbers of weights and products; autocast: float32 weights, products in bfloat16.",
+        "float32", "common", "The numbers of weights and products; autocast: weights in float32, products in bfloat16.",
         choices=tuple(PRECISIONS), torch=(), record=APART,
     )  # fmt: skip
     fp16: bool = option(False, "common", "See `PRECISIONS`.", of=(), torch=BOTH)
@@ -81,12 +81,12 @@ class Training:
     tensorboard_logdir: str = option("", "common", "The folder of TensorBoard's logs.", record=CHANGES)
     wandb_project: str = option("", "common", "The project of Weights and Biases.", record=CHANGES)
     ddp_backend: str = option("pytorch_ddp", "distributed_training", "How several processes share the model.")
-    batch_size: int = option(32, "dataset", "Sequences of an update, on all GPUs together.", COUNT)
-    batch_size_valid: int = option(0, "dataset", "Sequences of a batch of held-out text.", COUNT)
+    batch_size: int = option(32, "dataset", "Sequences per update, over all GPUs.", COUNT)
+    batch_size_valid: int = option(0, "dataset", "Sequences per batch of held-out text.", COUNT)
     num_workers: int = option(1, "dataset", "Processes that load data.", (0, 1024), record=CHANGES)
     train_subset: str = option("train", "dataset", "The split to train on.")
     valid_subset: str = option("valid", "dataset", "The splits to validate on.", record=APART)
-    max_valid_steps: int = option(0, "dataset", "The most batches of a validation.", COUNT, of=(PRETRAIN,))
+    max_valid_steps: int = option(0, "dataset", "The largest number of batches in a validation.", COUNT, of=(PRETRAIN,))
     validate_interval_updates: int = option(
         0, "dataset", "Updates between validations.", UPDATES, of=(PRETRAIN,), record=CHANGES
     )
@@ -119,7 +119,7 @@ class Training:
         0, "checkpoint", "Updates between checkpoints.", UPDATES, of=(PRETRAIN,), record=CHANGES
     )
     keep_interval_updates: int = option(
-        -1, "checkpoint", "How many of them are kept.", COUNT, of=(PRETRAIN,), record=CHANGES
+        -1, "checkpoint", "How many of the latest periodic checkpoints are kept.", COUNT, of=(PRETRAIN,), record=CHANGES
     )
     keep_interval_updates_pattern: int = option(
         -1, "checkpoint", "Multiples of this number of updates are kept for good.", COUNT, of=(PRETRAIN,),
@@ -131,8 +131,12 @@ class Training:
     )
     tokens_per_sample: int = option(512, "task", "Tokens of a sequence.", (3, 10**6), of=(PRETRAIN,))
     mask_prob: float = option(0.15, "task", "The share of the tokens that is predicted.", (0.001, 0.99), of=(PRETRAIN,))
-    leave_unmasked_prob: float = option(0.1, "task", "The share of these that stay.", SHARE, of=(PRETRAIN,))
-    random_token_prob: float = option(0.1, "task", "The share of these that become another.", SHARE, of=(PRETRAIN,))
+    leave_unmasked_prob: float = option(
+        0.1, "task", "The share of the predicted tokens that stay as they are.", SHARE, of=(PRETRAIN,)
+    )
+    random_token_prob: float = option(
+        0.1, "task", "The share of the predicted tokens that become a random one.", SHARE, of=(PRETRAIN,)
+    )
     glue_task: str = option("", "task", "The task: --task.", of=(FINETUNE,), record=APART)
     criterion: str = option("masked_lm", "criterion", "The loss.", key="_name")
     arch: str = option("tupe_r", "model", "The architecture.", key="_name", of=(PRETRAIN,), record=APART)

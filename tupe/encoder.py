@@ -24,7 +24,7 @@ from .losses import lm_loss
 from .model_config import BLOCK_DEFAULTS, ModelConfig, names_in
 from .names import cls_beside
 from .packing import NO_PADDING, Packing, Selection
-from .positions import IN_LAYERS, Dims, LayerContext, Positions, precision_of
+from .positions import IN_LAYERS, Dims, LayerContext, Positions, autocast_device, bounded_schemes, precision_of
 from .schemes import Table
 from .token_positions import TokenPositions, draw_positions
 from .tracing import allow_graphs, is_traced
@@ -170,7 +170,7 @@ class GatedAttentionLayer(nn.Module):
     u, v = silu(x W_u), silu(x W_v) of width E = 2C; z = silu(x W_z) of width D = 128; q, k = z scaled and shifted per
     column; output (u * (weights v)) W_o, then dropout, residual sum and layer norm. Two of them cost about one
     Transformer layer. `ffn` and the number of heads have no meaning here, `activation_dropout` and the options of
-    `BLOCK_DEFAULTS` are refused; the paper's normaliser is relu2.
+    `BLOCK_DEFAULTS` are refused; the usual normaliser is relu2.
     """
 
     head_dim = 128
@@ -232,6 +232,7 @@ class Stack(nn.Module):
         self.attention_backend = config.attention  # as requested
         self.backends: list[str] = []  # taken so far
         self.compiled = False  # layer by layer, by `compile`
+        self.bounded = bool(bounded_schemes(config.position))
         self.checkpoint_activations = config.checkpoint_activations
         # Draws of positions do not change those that follow: models of one seed start with the same weights in the
         # layers that they share, whatever their position encoding.
@@ -428,7 +429,9 @@ class Encoder(Stack):
         outputs; the number of columns. Where nothing is compiled, there are none."""
         length, extra = tokens.size(1), 0
         if self.compiled and not is_traced():
-            extra = max(0, min(-(-length // LENGTH_STEP) * LENGTH_STEP, self.config.max_positions) - length)
+            extra = -length % LENGTH_STEP
+            if self.bounded:  # it has no position for more columns
+                extra = max(0, min(extra, self.config.max_positions - length))
         if extra:
             tokens = F.pad(tokens, (0, extra), value=self.pad)
             output_indices = None if output_indices is None else output_indices + output_indices // length * extra
@@ -511,7 +514,13 @@ class LMHead(nn.Module):
 
 
 class HeadLinear(nn.Linear):
-    """A linear layer on features, which starts as PyTorch's do, as in fairseq."""
+    """A linear layer on features, which starts as PyTorch's do, as in fairseq. It computes in float32 at least, also
+    with weights in half precision and under autocast: rounded, near logits would be equal."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        with torch.autocast(autocast_device(x.device.type), enabled=False):
+            return F.linear(x.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
 
 
 class ClassificationHead(nn.Module):
@@ -525,5 +534,5 @@ class ClassificationHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [B, C] of the first token -> logits [B, classes]."""
-        x = torch.tanh(self.dense(x.to(self.dense.weight.dtype)))
+        x = torch.tanh(self.dense(x))
         return self.out_proj(self.dropout(x))

@@ -1,5 +1,6 @@
-"""Every option of a model, in one list, with its valid values. Needs neither torch nor numpy, so that commands can
-refuse a mistake at once. A test compares the choices with what the model has."""
+"""Every option of a model, in one list, with its valid values. To read the list takes neither torch nor numpy, so that
+commands can refuse a mistake at once; to make a `ModelConfig` takes both. A test compares the choices with what the
+model has."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -58,7 +59,7 @@ class ModelConfig:
     )
     block: str = option(
         "transformer", "what a layer is. transformer: BERT's; modern: ModernBERT's, with a norm before attention and "
-        "feed-forward block, GeGLU, no biases; gau: gated attention units (their paper's normaliser is relu2)",
+        "feed-forward block, GeGLU, no biases; gau: gated attention units (usually with the normaliser relu2)",
         choices=("transformer", "gau", "modern"),
     )  # fmt: skip
     # Words, not bools: see `plugin.model.fairseq_fields`.
@@ -67,14 +68,17 @@ class ModelConfig:
         "auto, here and below: as in the block's paper", choices=("auto", "post", "pre"),
     )  # fmt: skip
     norm: str = option(
-        "auto", "layer norm, without bias, without gain and bias; or RMSNorm",
+        "auto", "layer; layer_no_bias: without bias; layer_plain: with neither gain nor bias; rms: RMSNorm",
         choices=("auto", "layer", "layer_no_bias", "layer_plain", "rms"),
     )  # fmt: skip
     activation: str = option(
-        "auto", "of the feed-forward block; of a GLU, `ffn` is the width behind it",
+        "auto", "activation of the feed-forward block; with a GLU, --encoder-ffn-embed-dim is the width behind it",
         choices=("auto", "gelu", "geglu", "geglu_tanh", "swiglu"),
     )  # fmt: skip
-    linear_bias: str = option("auto", "whether linear layers have biases", choices=("auto", "yes", "no", "attention"))
+    linear_bias: str = option(
+        "auto", "whether linear layers have biases; attention: only attention's and the LM head's have",
+        choices=("auto", "yes", "no", "attention"),
+    )  # fmt: skip
     embed_norm: str = option("auto", "whether the embeddings are normalised", choices=("auto", "yes", "no"))
     inner_norms: str = option(
         "auto", "further norms behind attention and before the last matrix of the feed-forward block, as LTG-BERT's",
@@ -97,9 +101,9 @@ class ModelConfig:
         512, "longest sequence in training, [CLS] included", 1, 10**6, free=True, hugging_face="max_position_embeddings"
     )
     places: str = option(
-        "consecutive", "positions in training, of max_positions, which must be more than a block's tokens; random: "
-        "a sorted subset; shifted: from a random one on", choices=("consecutive", "random", "shifted"), free=True,
-        hugging_face="",
+        "consecutive", "which of the max_positions positions a block takes in training; random: a sorted subset; "
+        "shifted: consecutive from a random one on; for these two a block must be shorter",
+        choices=("consecutive", "random", "shifted"), free=True, hugging_face="",
     )  # fmt: skip
     dropout: float = option(
         0.1, "dropout after embeddings, attention and feed-forward", 0.0, 0.99, free=True,

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 class TupePreTrainedModel(PreTrainedModel):
     config_class = TupeConfig
-    base_model_prefix = "tupe"  # transformers saves the code of a class with an _auto_class; 4 sets none for a model
+    base_model_prefix = "tupe"
     supports_gradient_checkpointing = True
     # Losses here are means over the batch that forward sees. Because of `**options`, Trainer would assume that they are
     # divided by the size of all accumulated batches, and would sum the means with gradient accumulation.
@@ -130,7 +130,7 @@ class TupeModel(TupePreTrainedModel):
     """Features [B, L, C]; the first token's, `<s>`, stands for the whole sequence. Positions are counted from it,
     whatever padding there is before it; where a mask hides tokens behind it, their positions stay empty."""
 
-    _auto_class = "AutoModel"
+    _auto_class = "AutoModel"  # with it, transformers saves the code too; 4 sets none for a model
 
     def __init__(self, config: TupeConfig):
         super().__init__(config)
@@ -163,8 +163,8 @@ class TupeModel(TupePreTrainedModel):
         contradict that, and for inputs that this model does not have."""
         if unknown := [name for name, value in others.items() if value is not None and name != "use_cache"]:
             valid = (
-                "input_ids, attention_mask, token_type_ids, inputs_embeds, labels, output_hidden_states, "
-                "output_attentions, return_dict"
+                "input_ids, attention_mask, token_type_ids, inputs_embeds, output_hidden_states, output_attentions, "
+                "return_dict, and labels of a model with a head"
             )
             raise ValueError(f"{', '.join(unknown)}: this model has no such input; valid: {valid}")
         if inputs_embeds is not None and input_ids is None:  # ids of some token that is not padding

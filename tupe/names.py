@@ -1,4 +1,5 @@
-"""The names that people type for models: architectures and schemes of positions. Imports nothing, not even torch.
+"""The names that people type for models: architectures and schemes of positions. Imports only the standard
+library.
 
 NAME is BERT-Base in size; NAME_large, NAME_small, NAME_mini and NAME_tiny are the others.
 """

@@ -21,7 +21,7 @@ from .encoder import init_bert
 from .packing import Packing
 from .positions import IN_LAYERS, SCHEMES, Dims, LayerContext, Positions, precision_of
 from .token_positions import TokenPositions
-from .tracing import is_traced
+from .tracing import is_exported, is_traced
 
 
 class PositionEncoding(nn.Module):
@@ -96,7 +96,8 @@ class Terms:
 
         project: the layer's own projections, vectors [1, R, C] -> q, k, v [1, H, R, D], with which deberta_v2 projects
         its vectors. x: the layer's input [B, L, C], from which cable and selective_rope compute distances and angles.
-        Raises ValueError where one of the two, or the layer, is missing and the encoding needs it.
+        Raises ValueError for vectors of another shape than the encoding has, and where one of the two, or the layer, is
+        missing and the encoding needs it.
         """
         if isinstance(layer, Tensor):
             raise ValueError("layer is a tensor; valid: the layer's index. A mask goes into `positions(x, mask=mask)`")
@@ -106,6 +107,7 @@ class Terms:
                 missing("layer=, the layer's index (0 if each layer has an encoding of its own, unless layers differ)",
                         name)()  # fmt: skip
             layer = 0
+        self.check(q, k, v, layer)
         dtype = precision_of(v)
         q, k, v = (y.to(dtype) for y in (q, k, v))  # under autocast, norms of q and k make them float32
         of_layer = LayerContext(
@@ -118,6 +120,20 @@ class Terms:
             return self.positions.unrotate(out, of_layer)
         backend, prepared = self.prepare(of_layer, dtype)
         return attend(q, k, v, self.positions, prepared, of_layer, backend, dropout)
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> None:
+        """Raise ValueError for vectors or a layer of which the encoding would make other numbers, silently."""
+        dims, length = self.positions.dims, self.token_positions.length
+        if not is_exported():  # a trace takes a comparison of sizes for a constant
+            valid = [q.size(0), dims.heads, length, dims.head_dim]
+            for name, x, shape in (("q", q, valid), ("k", k, valid), ("v", v, valid[:3])):
+                if [*x.shape[: len(shape)]] != shape:
+                    raise ValueError(
+                        f"{name} is {[*x.shape]}; valid: {[*map(int, valid)]}, [B, H, L, D]. Keys of earlier calls (a "
+                        "cache) have no place here; repeat heads that queries share"
+                    )
+        if self.positions.per_layer and not 0 <= layer < dims.layers:
+            raise ValueError(f"layer={layer}; valid: 0 to {dims.layers - 1}. Give layers= to `PositionEncoding`")
 
     def prepare_layers(self, dtype: torch.dtype) -> None:
         """Prepare all layers now: under activation checkpointing, what the first layer computes for all of them would

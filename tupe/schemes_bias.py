@@ -49,7 +49,7 @@ class Untied(PositionScheme):
         return [per_head(rows, u, self.heads) for u in (self.q, self.k)]
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor:
-        q, k = self.project(self.rows(positions))
+        q, k = positions.once(self, lambda: self.project(self.rows(positions)))
         return (q[:, positions.first : positions.last] * scale) @ k.transpose(1, 2)
 
     def cls_bias(self, scale: float) -> Tensor:

@@ -18,7 +18,7 @@ from .token_positions import TokenPositions
 @register("rope")
 class Rope(LearnedFrequencies, PositionScheme):
     """RoPE (Su et al., 2021): q and k rotated by their position, so that their product depends on the offset. No
-    parameters.
+    parameters, unless they are learned.
 
     fraction: the share of the columns that is rotated, the first ones (GPT-NeoX: 0.25); their number is rounded to an
     even one, at least 2. learned: the frequencies are learned, from the fixed ones on. local_base: the base of all
@@ -84,7 +84,7 @@ class Rope(LearnedFrequencies, PositionScheme):
             m = torch.arange(omega.size(-1), device=device)
             return omega * self.ntk ** (-2 * m / (columns - 2))
         if self.yarn > 1:
-            m, length = torch.arange(omega.size(-1), device=device), self.trained.double()
+            m, length = torch.arange(omega.size(-1), device=device), self.trained.float()
             # the columns that turn 32 times and once
             low, high = (columns * (length / (2 * math.pi * n)).log() / (2 * math.log(self.base)) for n in (32, 1))
             low, high = low.floor().clamp(min=0), high.ceil().clamp(max=columns - 1)

@@ -4,6 +4,9 @@ L sequence length, R number of queries (L, but in a block of them), S span: offs
 j from query i is the position of j minus the position of i. Position 0 is [CLS].
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +17,8 @@ SAMPLINGS = ("consecutive", "random", "shifted")  # see `draw_positions`
 
 
 class TokenPositions:
-    """The positions of L tokens: 0 .. L-1, or others that increase, such as a random subset of a longer range.
+    """The positions of L tokens: 0 .. L-1, or others that increase, such as a random subset of a longer range. Only
+    columns of padding may repeat the last one.
 
     drawn: [L] integers below `span`; None means 0 .. L-1, which is faster. Schemes compute what depends on offsets
     once for each of `offsets`, and these methods bring it to all pairs.
@@ -27,12 +31,22 @@ class TokenPositions:
         self.device = torch.device(device) if drawn is None else drawn.device
         self.span: int = length if drawn is None or span is None else span
         self.first, self.last = 0, length  # the queries are tokens first .. last-1
+        self.whole: TokenPositions | None = None  # of which these are a block
+        self.kept: tuple[Any, Any] = (None, None)  # see `once`
 
     def block(self, first: int, last: int) -> "TokenPositions":
         """The same keys, but only the queries first .. last-1."""
         block = TokenPositions(self.length, self.device, self.drawn, self.span)
-        block.first, block.last = first, last
+        block.first, block.last, block.whole = first, last, self
         return block
+
+    def once(self, scheme: Any, compute: Callable[[], Any]) -> Any:
+        """What a scheme computes of all tokens: once for all blocks that follow one another."""
+        if self.whole is None:
+            return compute()
+        if self.whole.kept[0] is not scheme:
+            self.whole.kept = scheme, compute()
+        return self.whole.kept[1]
 
     @property
     def index(self) -> Tensor:
@@ -60,8 +74,8 @@ class TokenPositions:
         return self.index - self.queries[:, None] + self.span - 1
 
     def near(self, reach: int) -> Tensor:
-        """[L, L], whether a key is at most `reach` away from a query."""
-        return (self.index - self.index[:, None]).abs() <= reach
+        """[R, L], whether a key is at most `reach` away from a query."""
+        return (self.index - self.queries[:, None]).abs() <= reach
 
     def spread(self, by_offset: Tensor) -> Tensor:
         """[..., 2S - 1] values of `offsets` -> [..., R, L], the value of every pair."""

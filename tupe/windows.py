@@ -34,8 +34,8 @@ class Chunks:
         return self.keys + self.from_cls < self.length
 
     def seen(self) -> Tensor:
-        """[n, c, K], whether a query sees a key. Positions increase by 1 or more, so that no key farther away in the
-        sequence than `reach` is near."""
+        """[n, c, K], whether a query sees a key. Positions increase by 1 or more, but for columns of padding, so
+        that no key farther away in the sequence than `reach` is near."""
         index, device = self.positions.index, self.positions.device
         starts = torch.arange(self.chunks, device=device)[:, None] * self.chunk
         query = (starts + torch.arange(self.chunk, device=device))[:, :, None]  # [n, c, 1]

@@ -236,7 +236,9 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
     assert "| longest input | 40 tokens in training |" in card and "| max epoch | 3 |" in card
     assert "| labels | LABEL_0 (0), LABEL_1 (1)" in model_card(trained, tmp_path, "rte")
     for updates in (0, 7):  # stretched, averaged; from another folder
-        assert "validation |" not in model_card(replace(trained, updates=updates), tmp_path)
+        card = model_card(replace(trained, updates=updates), tmp_path)
+        assert "validation |" not in card and "It was not tested.\n" in card
+        assert ("| max epoch | 3 |" in card) == (updates > 0)  # those of the model before
 
 
 def test_a_card_names_no_folder_of_the_machine(exported, tmp_path):
@@ -245,7 +247,7 @@ def test_a_card_names_no_folder_of_the_machine(exported, tmp_path):
         "model.position=t5+rope:base:1"
     )
     Record("x", command=command).save(tmp_path)
-    card = model_card(replace(read_model(exported[1]), path=tmp_path), tmp_path)
+    card = model_card(replace(read_model(exported[1]), path=tmp_path, updates=5), tmp_path)
     expected = "`tupe pretrain --data data --output=run task.data=b:d lr=1/2 model.position=t5+rope:base:1`"
     assert expected in card
 

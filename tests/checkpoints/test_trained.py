@@ -18,6 +18,7 @@ from tupe.cli import main
 from tupe.data.splits import read_symbols
 from tupe.evaluate.loading import load_model
 from tupe.run import record
+from tupe.run.record import Record
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +176,33 @@ def test_both_engines_pretrain_further_from_it(folder, vocabulary, tmp_path):
         {key: value for key, value in records[engine].items() if key.startswith("pretrained")} for engine in records
     ]
     assert about[0] == about[1] and about[0]["pretrained"] == str(folder)
+
+
+def test_data_that_were_made_again_are_not_those_of_the_model(folder, tmp_path):
+    """As many types in another order are other ids: the model's own dictionary counts, not that of its data."""
+    run = shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "data").mkdir()
+    lines = (run / "dict.txt").read_text().splitlines()
+    (tmp_path / "data" / "dict.txt").write_text("\n".join([*lines[1:], lines[0]]) + "\n")
+    Record("masked_lm", "tupe_r_tiny", data_folder=str(tmp_path / "data"), started_at="today").save(run)
+    with pytest.raises(ValueError, match="as many types as the model's dictionary, but other ones"):
+        load_model(run)
+    _, text = load_model(run, run)
+    assert text.symbols == read_symbols(run)
+
+
+def test_a_folder_in_a_run_has_no_part_in_its_record(folder, tmp_path):
+    run, other = tmp_path / "run", shutil.copytree(folder, tmp_path / "run" / "exported")
+    last = shutil.copytree(folder, run / "checkpoint-2")
+    Record("electra", "electra_a_tiny", config={"task.mask_prob": 0.4}, started_at="today").save(run)
+    assert read_model(other).electra == "" and read_model(other).task.get("mask_prob") is None
+    assert read_model(last).electra == "electra_a_tiny" and read_model(last).task["mask_prob"] == 0.4
+
+
+def test_a_run_that_has_not_ended_says_which_file_to_give(tmp_path):
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"a run that has not ended; give {tmp_path}/checkpoint_last.pt"):
+        read_model(tmp_path)
 
 
 def test_other_folders_are_refused_in_one_line(folder, tmp_path):

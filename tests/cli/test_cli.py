@@ -43,7 +43,7 @@ def test_commands_are_shown_in_groups():
 def test_help_of_training_has_the_values_of_its_recipe():
     shown = dict(rows("pretrain"))
     assert shown["--lr X"] == "The highest learning rate.  [0.0001]"
-    assert shown["--batch-size N"] == "Sequences of an update, on all GPUs together.  [256]"
+    assert shown["--batch-size N"] == "Sequences per update, over all GPUs.  [256]"
     assert shown["--tokens-per-sample N"].endswith("[512]") and shown["--seed N"].endswith("  [1]")
     # of the recipe's architecture, TUPE-R
     assert shown["--position WORD"].endswith("[untied+t5]") and shown["--encoder-layers N"].endswith("[12]")

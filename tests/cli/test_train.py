@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -164,12 +165,26 @@ def test_nodes_without_gpus_have_a_process_each_which_speak_gloo(tmp_path):
         (["--precision=fp16"], "fp16 needs a GPU; valid here: --precision float32, autocast or bf16"),
         (["--nodes=2", "--node-rank=2"], "--node-rank 2: valid with --nodes 2: 0 to 1"),
         (["--micro-batch-size=4", "--update-freq=1"], "--micro-batch-size, --update-freq: give one"),
+        (["--micro-batch-size=4", "optimization.update_freq=[8]"], "--micro-batch-size, --update-freq: give one"),
+        (["--batch-size=64", "optimization.update_freq=[8]"], "give --update-freq instead, both are of a step then"),
+        (["--arch=electra_a_tiny"], "is an ELECTRA; give --recipe pretrain_electra"),
     ],
 )
 def test_mistakes_are_refused_with_the_nearest_name(words, message, tmp_path):
     error = pretrain(tmp_path, *words)
     assert isinstance(error, str) and message in error
     assert "roberta" not in error and not list(tmp_path.iterdir())
+
+
+def test_a_run_that_ends_before_its_rate_stops_rising_is_told_so(vocabulary, tmp_path, monkeypatch, caplog):
+    nothing = SimpleNamespace(prepare=lambda *args: ("", lambda yes: None))
+    monkeypatch.setattr(train, "import_module", lambda *args: nothing)
+    for updates in (5000, 10000):
+        words = ["pretrain", f"--data={vocabulary}", f"--output={tmp_path / 'run'}", "--gpus=0", "--allocator=none"]
+        result = CliRunner().invoke(main, [*words, f"--max-update={updates}"])
+        assert result.exit_code == 0, result.output
+    said = [record.message for record in caplog.records if "rises for" in record.message]
+    assert said == ["the learning rate rises for 10,000 updates, the run ends at 5,000: give fewer --warmup-updates"]
 
 
 def test_finetuning_takes_its_model_from_the_checkpoint(pretrained, tmp_path):

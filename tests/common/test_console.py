@@ -41,7 +41,6 @@ def test_a_traceback_is_in_the_log_once_there_is_one(tmp_path, capsys):
         logging.getLogger("fairseq").info("before")
         assert fail() == "" and "Traceback" in capsys.readouterr().err
         lock(tmp_path)
-        assert fail() == "" or (tmp_path / "train.log").exists()
         logging.getLogger("fairseq").info("x" * 8000)
         assert fail() == f"; see {tmp_path / 'train.log'}"
     unlock(tmp_path)

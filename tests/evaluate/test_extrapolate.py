@@ -69,11 +69,11 @@ def test_context_matters_only_where_there_is_attention_to_it(stream):
 
 def test_table():
     losses = [Loss(8, 5.0, 0.1, 0.0, 0.0), Loss(16, 5.5, 0.1, 0.5, 0.05)]
-    assert tabulate({"t5": losses, "absolute": losses[:1]}, [8, 16]).splitlines() == [
+    assert tabulate({"t5": losses, "absolute": losses[:1]}, [8, 16], 8).splitlines() == [  # t(7) = 2.365
         "| model | bits at 8 tokens | change at 16 |",
         "| --- | ---: | ---: |",
-        "| t5 | 5.000 ± 0.196 | +0.500 ± 0.098 |",
-        "| absolute | 5.000 ± 0.196 | – |",
+        "| t5 | 5.000 ± 0.236 | +0.500 ± 0.118 |",
+        "| absolute | 5.000 ± 0.236 | – |",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`tupe predict`: what is refused. Predictions of trained models: tests/plugin/test_glue.py."""
+"""`tupe predict`: what is refused. Predictions of trained models: tests/plugin/test_classification.py."""
 
 import pytest
 from click.testing import CliRunner

@@ -198,7 +198,7 @@ def test_batch_size_is_what_an_update_trains_on(name, batch, processes):
     assert args.batch_size <= OmegaConf.load(CONFIGS / "shared/scored.yaml").dataset.batch_size == 32
 
 
-SOME_MODELS = ["bert_a", "electra_tupe_r", "gau_l2", "tupe_r_large", "shaw"]
+SOME_MODELS = ["bert_a", "gau_l2", "tupe_r_large", "shaw"]
 HANDED = [
     (
         "pretrain",
@@ -210,6 +210,7 @@ HANDED = [
     ("pretrain", ["dataset.grouped_shuffling=true"], ["--save-dir=x y'z"]),
     ("pretrain", ["dataset.data_buffer_size=3", "bpe._name=gpt2"], []),
     *(("pretrain", [f"model={m}"], []) for m in SOME_MODELS),
+    ("pretrain_electra", ["model=electra_tupe_r"], []),
 ]
 RECIPES = [(name, name.split()[1:], []) for name in PINNED]
 PROCESSES = itertools.cycle([(1, True), (2, False)])  # with or without GPUs

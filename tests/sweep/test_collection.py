@@ -1,6 +1,7 @@
 """What is found in folders of runs."""
 
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -172,8 +173,37 @@ def test_runs_of_another_length_are_models_of_their_own(tmp_path):
     assert [model.name for model in models_of(collect([tmp_path]))] == ["tupe_r (position shaw)"]
     write_run(tmp_path / "c", "RTE", 3e-5, 1, 60.0, epochs=10, variant="position shaw")
     runs = {(model.name, task) for model, task, *_ in collect([tmp_path]).finished}
-    three, ten = (f"tupe_r (position shaw, max_epoch {epochs})" for epochs in (3, 10))
-    assert runs == {(three, "RTE"), (ten, "RTE"), (ten, "CoLA")}
+    usual, three = "tupe_r (position shaw)", "tupe_r (position shaw, max_epoch 3)"  # 10 has more runs in all
+    assert runs == {(three, "RTE"), (usual, "RTE"), (usual, "CoLA")}
+
+
+def test_one_unusual_run_leaves_the_rows_of_the_others_whole(tmp_path):
+    for architecture in ("bert_a", "tupe_a"):
+        for task, epochs in (("CoLA", 10), ("RTE", 10), ("MNLI", 5)):
+            write_run(tmp_path / architecture / task, task, 2e-5, 1, 60.0, epochs=epochs, architecture=architecture)
+    write_run(tmp_path / "trial", "CoLA", 2e-5, 1, 60.0, epochs=3, architecture="tupe_a")
+    tasks = defaultdict(set)
+    for model, task, *_ in collect([tmp_path]).finished:
+        tasks[model.name].add(task)
+    assert tasks == {
+        "bert_a": {"CoLA", "RTE", "MNLI"}, "tupe_a": {"CoLA", "RTE", "MNLI"}, "tupe_a (max_epoch 3)": {"CoLA"}
+    }  # fmt: skip
+
+
+def test_a_model_with_another_vocabulary_has_one_row(tmp_path):
+    for architecture, vocabulary in (("bert_a", "ours"), ("tupe_a", "ours"), ("tupe_r", "another")):
+        for task in ("CoLA", "RTE"):
+            more = {"data": f"{vocabulary} {task}", "dictionary": vocabulary, "architecture": architecture}
+            write_run(tmp_path / architecture / task, task, 2e-5, 1, 60.0, **more)
+    names = [model.name for model in models_of(collect([tmp_path]))]
+    assert names == ["bert_a", "tupe_a", "tupe_r (vocabulary another)"]
+
+
+def test_settings_that_are_equally_frequent_are_all_named(tmp_path):
+    for architecture, config in (("bert_a", {}), ("tupe_a", {"model.dropout": 0})):
+        write_run(tmp_path / architecture, "RTE", 2e-5, 1, 60.0, architecture=architecture, config=config)
+    names = [model.name for model in models_of(collect([tmp_path]))]
+    assert names == ["bert_a (model.dropout default)", "tupe_a (model.dropout 0)"]
 
 
 def test_scores_are_those_of_the_best_epoch(tmp_path):

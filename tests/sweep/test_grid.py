@@ -117,8 +117,8 @@ def test_grids_of_other_recipes(tmp_path, recipe, grid, command, folders):
 def test_every_job_has_a_curve_of_its_own(tmp_path):
     jobs = Sweep.plan("pretrain", tmp_path, parse_grid(["seed=1,2"]), ["--tensorboard-logdir=curves"]).jobs
     assert [[word for word in job.command if "curves" in word] for job in jobs] == [
-        ["--tensorboard-logdir=curves/seed1"], ["--tensorboard-logdir=curves/seed2"],
-    ]  # fmt: skip
+        [f"--tensorboard-logdir={Path('curves').resolve()}/seed{seed}"] for seed in (1, 2)
+    ]
 
 
 def test_a_number_has_one_spelling(tmp_path):

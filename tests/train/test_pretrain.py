@@ -210,6 +210,7 @@ def test_a_signal_stops_before_the_next_pass_and_the_run_resumes_exactly(update,
     """In the middle of an update of four passes; in its last one, after which it is whole; where a checkpoint of the
     last whole one is there already. No pass begins after the signal."""
     losses_of, words = pretrain.Pretraining.losses_of, ["--save-interval-updates=3", "--micro-batch-size=1"]
+    words.append("--log-interval=4")  # the next line also has what was before the stop
     done = update if passes == 4 else update - 1
 
     def count(self, *args, **kwargs):
@@ -516,7 +517,7 @@ def test_tensorboard_and_wandb_get_what_is_logged(data, tmp_path, monkeypatch):
         "def write(kind, content):\n"
         "    with open(os.environ['WANDB_LOG'], 'a') as file:\n"
         "        file.write(json.dumps([kind, content]) + '\\n')\n"
-        "def init(project, dir, config): write('init', project)\n"
+        "def init(**options): write('init', options)\n"
         "def log(content, step): write('log', content | {'step': step})\n"
         "def finish(): write('finish', None)\n"
     )
@@ -527,10 +528,17 @@ def test_tensorboard_and_wandb_get_what_is_logged(data, tmp_path, monkeypatch):
     written = b"".join(path.read_bytes() for path in (tmp_path / "board").rglob("events*"))
     assert b"train/loss" in written and b"eval/valid_loss" in written
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert lines[0] == ["init", "own"] and lines[-1] == ["finish", None]
+    begun = lines[0][1]
+    assert (lines[0][0], begun["project"], begun["name"], begun["resume"]) == ("init", "own", "run", "allow")
+    assert begun["config"]["seed"] == 1 and begun["config"]["architecture"] == "tupe_r_tiny"
+    assert lines[-1] == ["finish", None]
     told = [(content["step"], content["train/loss"]) for _, content in lines[1:-1] if "train/loss" in content]
     assert told == [(update, loss) for update, (loss, _) in enumerate(logged(tmp_path / "run"), 1)]
     assert any("eval/valid_loss" in content for _, content in lines[1:-1])
+    log.unlink()
+    longer = [*words[:2], "--max-update=4"]  # the same run goes on
+    assert ended(begin(data, tmp_path / "run", *longer, WANDB_LOG=str(log), log=printed)) == 0, printed.read_text()
+    assert json.loads(log.read_text().splitlines()[0])[1]["id"] == begun["id"]
 
 
 # ------------------------------------------------------------------------------------------------- several processes
@@ -663,7 +671,8 @@ def test_a_model_without_a_head_gets_a_new_one_with_a_word(data, tmp_path, caplo
     "words, message",
     [
         (["optimization.stop_time_hours=2"], "optimization.stop_time_hours is not known to --engine torch"),
-        (["--arch=electra_tupe_r_tiny"], "an ELECTRA needs --engine fairseq"),
+        (["--arch=electra_tupe_r_tiny"], "is an ELECTRA; give --recipe pretrain_electra"),
+        (["--arch=electra_tupe_r_tiny", "--criterion=electra"], "an ELECTRA needs --engine fairseq"),
         (["--optimizer=sgd"], "--optimizer sgd: valid with --engine torch: adam, adamw_fused"),
         (["--ddp-backend=slowmo"], "valid with --engine torch: pytorch_ddp, fully_sharded"),
         (["--precision=fp16"], "fp16 needs a GPU"),

@@ -109,7 +109,7 @@ def stretch(trained: Trained, length: int) -> Trained:
     """
     old, names = trained.config.max_positions, trained.config.position
     if length <= old:
-        raise ValueError(f"--length {length}: the model has {old} positions already; valid: more")
+        raise ValueError(f"--length {length}: the model has {old} positions already; give more than {old}")
     first_word_row = {name: scheme.first_word_row for name, scheme in SCHEMES.items() if scheme.first_word_row}
     if unknown := set(bounded_schemes(names)) - set(first_word_row):
         raise ValueError(f"{', '.join(unknown)} cannot be stretched; valid: {', '.join(first_word_row)}")

@@ -156,7 +156,7 @@ A text encoder with the position encoding `{position}` ([CLS] {cls}), exported f
 |---|---|
 {rows}
 Limits: it fills masks or computes features of a text; it does not generate text. It may repeat errors and prejudices of
-its training text. It was not tested beyond the scores above.
+its training text. It was not tested{tested}.
 
 Licence: the code in this folder is MIT. What the weights may be used for also depends on the text of their training.
 """
@@ -188,12 +188,12 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
             f"{content['vocab_size']:,} types"
         )
     known = record.read(trained.run) if trained.run else None
+    here = []  # scores of this checkpoint, not of another one of its run
     if known and updates and not trained.averaged:
-        # of this checkpoint, not of another one of its run
         here = [entry for entry in known.of_first_split() if entry["num_updates"] == updates]
         what = f"{known.metric} on {known.task}" if known.metrics else f"loss in {known.loss_unit}"
         facts |= {f"{what}, validation": f"{entry[known.metric]:.4g}" for entry in here}
-    if known:
+    if known and updates:  # else the weights were changed since, and these are of the model before
         facts |= {name.replace("_", " "): f"{value:,}" for name, value in known.budget.items() if value}
         facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
@@ -201,7 +201,8 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
     language = {"xx": "multilingual"}.get(name := content.get("language", "en"), name)
     load = f"{'' if code else 'import tupe.hf; '}AutoModel.from_pretrained(FOLDER{', trust_remote_code=True' * code})"
     return CARD.format(
-        language=language, name=trained.architecture, position=model.position, cls=model.cls, rows=rows, load=load
+        language=language, name=trained.architecture, position=model.position, cls=model.cls, rows=rows, load=load,
+        tested=" beyond the scores above" if here else "",
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""The gate: every checkpoint file comes in through `read_checkpoint`, whichever command asks for it, fairseq included.
+"""The gate: every checkpoint of fairseq's form comes in through `read_checkpoint`, whichever command asks for it,
+fairseq included. (Weights alone, and the state of the second engine, come through `load_safely`.)
 
 To unpickle safely is not enough: fairseq builds whatever model, task and criterion a checkpoint's configuration names,
 and many of its parts `eval` their options. So only parts that are ours, or that our recipes use, pass by name, each

@@ -214,13 +214,14 @@ def of_folder(folder: str | Path) -> Trained:
     """The model in a folder that transformers reads, and what its run's record says of its training."""
     config, tensors = read_hugging_face(folder)
     if (kind := config.get("model_type")) != "tupe":
-        raise ValueError(f"{folder}: model_type is {kind!r}, not 'tupe'; `tupe checkpoint convert` reads 'bert' too")
+        reads = "`tupe checkpoint convert` reads bert, roberta and xlm-roberta"
+        raise ValueError(f"{folder}: model_type is {kind!r}, not 'tupe'; {reads}")
     trained, here = of_export(config, tensors), Path(folder).resolve()
-    about = record.read(here) or record.read(here.parent)  # of a run, or of its checkpoint-N
+    around = [here, here.parent] if here.name.startswith("checkpoint-") else [here]  # a run, or one of its checkpoints
+    about = next(filter(None, map(record.read, around)), None)
     own = about.config if about else {}
     if about and split_size(about.architecture)[0] in ELECTRA:
         trained.electra = about.architecture
-    around = [here, here.parent] if here.name.startswith("checkpoint-") else [here]
     places = [place for place in around if (place / "dict.txt").is_file()]
     data = str((places or around)[0])
     if about and about.data_folder and (folders_of(about.data_folder)[0] / "dict.txt").is_file():
@@ -231,7 +232,7 @@ def of_folder(folder: str | Path) -> Trained:
     trained.task = {"_name": "tupe_masked_lm", **kept, "data": data}
     trained.updates, trained.path = record.updates_of(folder), Path(folder)
     if places:
-        trained.weights[FINGERPRINT] = fingerprint(read_symbols(data))
+        trained.weights[FINGERPRINT] = fingerprint(read_symbols(str(places[0])))  # not of data, which may be new
     return trained
 
 
@@ -266,7 +267,9 @@ def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
     if (folder / "adapter_config.json").is_file():  # transformers would load another model, from anywhere
         raise ValueError(f"{folder} has an adapter; save what merge_and_unload() makes of it")
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json: not a Hugging Face checkpoint")
+        last = folder / "checkpoint_last.pt"
+        what = f"a run that has not ended; give {last}" if last.is_file() else "not a Hugging Face checkpoint"
+        raise ValueError(f"{folder} has no config.json: {what}")
     config = read_config(folder / "config.json")
     if (tensors := folder / "model.safetensors").is_file():
         check(tensors)

@@ -1,6 +1,7 @@
 """The commands that train: pretrain and finetune. torch and fairseq are imported when one of them runs, after its words
 are read and the memory allocator is chosen: a mistake is refused at once."""
 
+import logging
 import os
 import re
 import shlex
@@ -34,6 +35,7 @@ SET_BY_COMMAND = {  # of a training's options, by these of the command
     PRETRAIN: {"save_dir": "--output"},
     FINETUNE: {"save_dir": "--output", "finetune_from_model": "--checkpoint", "glue_task": "--task"},
 }
+logger = logging.getLogger(__name__)
 METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, X)'"}
 
 
@@ -235,6 +237,11 @@ def start(settings: Settings, data: Path, machine: dict, engine: str = "fairseq"
     where += [f"--master-addr={machine['master_addr']}", f"--master-port={port}"]
     prepare = import_module(f"..{ENGINES[engine]}.launch", __package__).prepare
     with console.logged(Path(settings["save_dir"])):
+        rises, ends = settings["warmup_updates"], settings["max_update"]
+        if 0 < ends < rises and not (dry_run or is_started):
+            logger.warning(
+                f"the learning rate rises for {rises:,} updates, the run ends at {ends:,}: give fewer --warmup-updates"
+            )
         shown, train = prepare(settings, data, processes, gpus, dry_run, machine["micro_batch_size"])
         if dry_run:
             several = processes > 1 and engine == "fairseq"

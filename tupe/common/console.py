@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class File(logging.FileHandler):
-    """A log that a full disk leaves as it is: training itself will meet it."""
+    """A log whose write errors are ignored: a full disk will stop training itself."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass

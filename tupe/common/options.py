@@ -19,7 +19,7 @@ import click
 
 from ..names import SIZES, did_you_mean
 from ..run.folder import FULL, owned
-from ..run.record import BUSY
+from ..run.record import BUSY, REFUSED
 from ..run.stop import handled
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
@@ -164,7 +164,7 @@ def position_file() -> list[str]:
 class Refusal(click.ClickException):
     """Printed as it stands, without a traceback; `exit_code` is the exit status."""
 
-    def __init__(self, message: str, exit_code: int = 2):
+    def __init__(self, message: str, exit_code: int = REFUSED):
         super().__init__(message)
         self.exit_code = exit_code
 

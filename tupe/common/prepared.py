@@ -79,6 +79,8 @@ def tokenizer_files(data: Path, max_positions: int, code: bool = True) -> dict[s
         settings["tokenizer_class"] = "TupeTokenizer"
         settings |= {"auto_map": {"AutoTokenizer": [None, "tokenization_tupe.TupeTokenizer"]}} if code else {}
     else:
-        logger.warning(f"{data} has no tokeniser's file: exporting without a tokeniser")
+        logger.warning(
+            f"{data} has no tokeniser's file: the model is saved without one; `tupe prepare corpus` makes both"
+        )
         return files
     return {**files, "tokenizer_config.json": json.dumps(settings, indent=2, allow_nan=False) + "\n"}

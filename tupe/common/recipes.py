@@ -91,15 +91,15 @@ class Settings:
     def split(self, processes: int, micro_batch_size: int | None = None) -> None:
         """Split the batch over the processes, in steps of at most micro_batch_size or the recipe's batch_size. Raises
         ValueError if there is no such split."""
+        if micro_batch_size and (not self.batch or "optimization.update_freq" in self.given):
+            only = "beside --update-freq, --batch-size is per step"
+            raise ValueError(f"--micro-batch-size, --update-freq: give one; {only}")
         if self.batch:
             batch, limit = self.batch
             size, steps = config.split_batch(batch, processes, micro_batch_size or limit)
             self.values |= {"dataset.batch_size": size, "optimization.update_freq": [steps]}
             if self["max_valid_steps"] and limit % processes == 0:  # then losses are of the same text on any machine
                 self.values.setdefault("dataset.batch_size_valid", limit // processes)
-        elif micro_batch_size:
-            only = "beside --update-freq, --batch-size is per step"
-            raise ValueError(f"--micro-batch-size, --update-freq: give one; {only}")
 
     def choose_precision(self, cuda: bool) -> None:
         """Turn the recipe's fp16 off on a CPU, or beside another precision. Raises ValueError if the user wants it."""
@@ -152,6 +152,8 @@ def read(
         whole[place] = PLACES[place].convert(value) if place in PLACES else value
     settings = Settings(recipe, whole, [*given])
     fit_schedule(settings)
+    if "optimization.update_freq" in overrides and "dataset.batch_size" in options:
+        raise ValueError("--batch-size, optimization.update_freq: give --update-freq instead, both are of a step then")
     if "optimization.update_freq" not in options:
         limit, steps = (PLACES[place].convert(values[place]) for place in BATCH)
         if len(steps) != 1:
@@ -160,6 +162,8 @@ def read(
     config.check_together(whole)
     if settings["criterion"] == "electra" and arch in names() and split_size(arch)[0] not in ELECTRA:
         raise ValueError(f"--arch {arch} is no ELECTRA; valid with --criterion electra: {', '.join(ELECTRA)}")
+    if settings["criterion"] != "electra" and arch in names() and split_size(arch)[0] in ELECTRA:
+        raise ValueError(f"--arch {arch} is an ELECTRA; give --recipe pretrain_electra, which also masks as it needs")
     return settings
 
 

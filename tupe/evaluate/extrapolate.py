@@ -91,15 +91,17 @@ def extrapolation(model: Model, stream: np.ndarray, lengths: list[int], windows:
     return by_length
 
 
-def tabulate(results: dict[str, list[Loss]], lengths: list[int]) -> str:
-    """Markdown: the loss at the shortest length, then the change, with 95 % intervals; nothing where the model has no
-    positions."""
-    rows = []
+def tabulate(results: dict[str, list[Loss]], lengths: list[int], windows: int) -> str:
+    """Markdown: the loss at the shortest length, then the change, with 95 % t-intervals over windows; nothing
+    where the model has no positions."""
+    from scipy import stats  # takes a second
+
+    rows, t = [], stats.t.ppf(0.975, windows - 1)
     for label, losses in results.items():
         at = {loss.length: loss for loss in losses}
-        first = f"{losses[0].mean:.3f} ± {1.96 * losses[0].error:.3f}" if lengths[0] in at else ""
+        first = f"{losses[0].mean:.3f} ± {t * losses[0].error:.3f}" if lengths[0] in at else ""
         change = [
-            f"{at[length].difference:+.3f} ± {1.96 * at[length].difference_error:.3f}" if length in at else ""
+            f"{at[length].difference:+.3f} ± {t * at[length].difference_error:.3f}" if length in at else ""
             for length in lengths[1:]
         ]
         rows.append([label, first, *change])
@@ -131,4 +133,4 @@ def command(models, lengths, windows, output, seed):
         results[label] = extrapolation(model, Split(text.data / "valid").tokens, lengths, windows, seed)
     content = {"windows": windows, "masked": MASKED, "seed": seed}
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
-    write_results(output, "extrapolation", content, tabulate(results, lengths))
+    write_results(output, "extrapolation", content, tabulate(results, lengths, windows))

@@ -70,6 +70,11 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
     return model, HeldOut(folder, symbols, masking)
 
 
+def to_device(model: Any) -> Any:
+    """The model, on the GPU if there is one."""
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def framed(model: Model, words: Tensor, masked: Tensor) -> Tensor:
     """`<s> words </s>` [n, L + 2] of words [n, L], of which those in masked [n, L] are masked."""
     words = words.masked_fill(masked, model.config.mask_token_id)
@@ -137,7 +142,8 @@ def models(function: Callable) -> Callable:
 
         def load() -> Iterator[tuple[str, Model, HeldOut]]:
             for label, path in paths.items():
-                yield label, *load_model(path, data)
+                model, text = load_model(path, data)
+                yield label, to_device(model), text
 
         return function(models=load(), **more)
 

@@ -15,7 +15,7 @@ from ..data.masks import UNMASKED
 from ..modeling_tupe import TupeForSequenceClassification
 from ..run import record
 from ..run.folder import write_atomically
-from .loading import labelled
+from .loading import labelled, to_device
 
 # (task, split) -> file name; the server expects the official label names, and STS-B scores from 0 to 5. A task with
 # labels of its own has one test set.
@@ -94,7 +94,7 @@ def classifier(name: str, checkpoint: str | Path, data: Path) -> TupeForSequence
 @torch.inference_mode()
 def logits_of(model: TupeForSequenceClassification, examples: Examples, batch_size: int) -> torch.Tensor:
     """[examples, outputs]; of a regression in the units of its labels."""
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    to_device(model)
     logits = torch.empty(len(examples), model.config.num_labels)
     for batch in examples.longest_first(batch_size):
         batch = collate([examples[UNMASKED, i] for _, i in batch])

@@ -202,7 +202,7 @@ class TupeModel(BaseFairseqModel):
                 indices, lm_targets = self.encoder.pad_outputs(indices, lm_targets)
         with self.precision():
             x, _ = self.encoder(src_tokens, num_tokens=num_tokens, output_indices=indices)  # [B, L, C] or [indices, C]
-        if classification_head_name is not None:  # outside of autocast: rounded to bfloat16, near logits would be equal
+        if classification_head_name is not None:
             return self.classification_heads[classification_head_name](x), {}
         if features_only:
             return x, {}

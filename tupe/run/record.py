@@ -45,9 +45,9 @@ class Record:
     architecture's name stands for, "" if in nothing. budget: of the run, {"max_epoch": 10} or {"max_update": 5000}.
     pretrained: path of the checkpoint it starts from, None for a run from scratch. pretrained_weights, data,
     dictionary: fingerprints of them; the data is what it is trained and scored on. data_folder: where that was, as
-    `folders_of` reads it. config: {"section.key": value} of all settings of fairseq that are neither the default nor in
-    another field. metrics: names of the scores, the first of which, maximised, chooses the best validation; empty for
-    pre-training, where the loss is minimised.
+    `folders_of` reads it. config: {"section.key": value} of all settings that are neither the default nor in another
+    field, and "engine": "torch" where that engine trained. metrics: names of the scores, the first of which, maximised,
+    chooses the best validation; empty for pre-training, where the loss is minimised.
     layout: of a task with labels of its own, see `Glue.plain`. changes: what changed when it was resumed,
     {"num_updates": from here on, name: [old, new]}. scores: one entry per validation and split, unrounded: epoch,
     num_updates, split, loss (`loss_unit` in pre-training), the metrics, best (whether it was the best so far).

@@ -1,7 +1,7 @@
 """What folders of runs hold: finished runs of fine-tuning, and everything else with its reason."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,7 +45,8 @@ def with_unit(updates: int) -> str:
 def settings_of(content: Record) -> dict[str, str]:
     """{name: value} of what may change a run's scores and is in no column of its own: its budget, its data, what it is
     scored on, and the settings that are not the default."""
-    settings = {**content.budget, **({"data": content.data} if content.data else {})}
+    prints = {"data": content.data, "vocabulary": content.dictionary}
+    settings = {**content.budget, **{name: value for name, value in prints.items() if value}}
     settings["scored on"] = ",".join(content.splits)
     settings |= {name: value for name, value in content.config.items() if not record.may_change(name)}
     return {name: str(value) for name, value in settings.items()}
@@ -149,32 +150,49 @@ def _add_run(collection, folder, layouts):
 def _tell_apart(collection):
     """Give models the names that tell them apart, and no more.
 
-    Of the settings of fine-tuning, those stay that differ between the runs of a task, of whichever models: scores of
-    other settings are no seeds of one configuration, and rows to compare should show them. Where checkpoints
-    of two pre-trainings would have one name, all of that name get their paths added, and their weights where a
-    checkpoint held others later.
+    Of the settings of fine-tuning, those stay that are unlike those of other models: scores of other settings are no
+    seeds of one configuration, and rows to compare should show them. Where checkpoints of two pre-trainings would have
+    one name, all of that name get their paths added, and their weights where a checkpoint held others later.
     """
-    groups, names, settings, weights = defaultdict(set), {}, defaultdict(list), defaultdict(set)
+    groups, names, weights = defaultdict(set), {}, defaultdict(set)
     for run in collection.finished.values():
         model = replace(run.model, settings="")
         groups[model.architecture, model.variant].add(model)
         weights[model].add(run.record.pretrained_weights)
-        settings[run.record.task].append(set(settings_of(run.record).items()))
-    differing = {name for pairs in settings.values() for name, _ in set.union(*pairs) - set.intersection(*pairs)}
     for models in groups.values():
         if len({model.updates for model in models}) == len(models):
             continue
         top = os.path.commonpath([Path(model.checkpoint).parent for model in models])
         names.update({model: os.path.relpath(model.checkpoint, top) for model in models})
     renamed = []
-    for run in collection.finished.values():
-        shown = {name: value for name, value in settings_of(run.record).items() if name in differing}
+    for run, shown in unusual([*collection.finished.values()]):
         model = replace(run.model, settings="")
         if len(weights[model]) > 1:
             shown["weights"] = run.record.pretrained_weights
         named = replace(run.model, path=names.get(model, ""), settings=settings_text(shown))
         renamed.append(replace(run, model=named))
     collection.finished = {run.key: run for run in renamed}
+
+
+def unusual(runs: list[FinishedRun]) -> list[tuple[FinishedRun, dict[str, str]]]:
+    """Each run with those of its settings that most runs of its task do not have. Where two values are equally frequent
+    in a task, the usual one is that of more runs of all tasks; if that is no answer either, both are unusual. Data are
+    compared among runs of one vocabulary: those of another one always differ."""
+    settings = [settings_of(run.record) for run in runs]
+    shown: list[dict[str, str]] = [{} for _ in runs]
+    for name in sorted(set().union(*settings)):
+        values = [of_run.get(name, "default") for of_run in settings]
+        everywhere, groups = Counter(values), defaultdict(list)
+        for number, run in enumerate(runs):
+            groups[run.record.task, run.record.dictionary if name == "data" else None].append(number)
+        for group in groups.values():
+            counts = Counter(values[number] for number in group)
+            first, *others = sorted(counts, key=lambda value: (counts[value], everywhere[value]), reverse=True)
+            tied = [x for x in others if (counts[x], everywhere[x]) == (counts[first], everywhere[first])]
+            for number in group:
+                if tied or values[number] != first:
+                    shown[number][name] = values[number]
+    return [*zip(runs, shown, strict=True)]
 
 
 def pretraining_record(model: Model) -> Record | None:

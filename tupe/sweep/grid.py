@@ -28,7 +28,7 @@ from .runner import Job
 
 PAPER = {"lr": ["2e-05", "3e-05", "4e-05", "5e-05"], "seed": ["1", "2", "3", "4", "5"]}  # its search, for every task
 # Made absolute: a sweep goes on from another working directory.
-FILES = ("--data", "--checkpoint", "--finetune-from-model", "--position-file")
+FILES = ("--data", "--checkpoint", "--finetune-from-model", "--position-file", "--tensorboard-logdir")
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Sweep:
 
     @property
     def samples(self) -> list:
-        """As few jobs as have every value of the grid that only their command can check: `plan` knows numbers, and
-        tasks with their data."""
+        """The fewest jobs that together have every value of the grid which only their command can check: `plan` knows
+        numbers, and tasks with their data."""
         known = [name for name in self.grid if config.is_number(name) or name == "--task" and "--data" in self.common]
         values = {name: values[:1] if name in known else values for name, values in self.grid.items()}
         count = max(map(len, values.values()))
@@ -156,7 +156,7 @@ def options_in(words: Iterable[str]) -> dict:
 
 
 def _absolute(name, value):
-    paths = [value] if name in ("--checkpoint", "--finetune-from-model") else split_files(value)
+    paths = split_files(value) if name in ("--data", "--position-file") else [value]
     return os.pathsep.join(str(Path(path).resolve()) for path in paths)
 
 

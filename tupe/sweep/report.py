@@ -14,8 +14,8 @@ from .scores import COLUMNS, PAPER_COLUMNS, Uncertainty, is_in, paper_row, publi
 PROTOCOL = (
     "Scores on the development sets, times 100, at the best epoch of each run. A configuration is a learning rate; its "
     "score is the median over seeds, and the configuration with the best median is shown, among those with the most "
-    "finished seeds; runs.csv has every run. Where runs of a task differ in length or other settings, the models' "
-    "names say them: only runs with the same settings share a row."
+    "finished seeds; runs.csv has every run. Where a run's length or another setting is not that of most runs "
+    "of its task, the model's name says it: only runs with the same settings share a row."
 )
 PUBLISHED = (
     "The average is the mean over the paper's nine columns, MNLI-m and -mm separate and without WNLI, or over those of "
@@ -29,7 +29,11 @@ ERRORS = (
     "one count once. Which examples are in the development set is in none of them, nor the choice of the epoch and of "
     "the learning rate on the same examples."
 )
-DIFFERENCES = "From the plain BERT-A (ELECTRA-A) of the same size, pre-training updates and settings, paired by seed."
+DIFFERENCES = (
+    "From the plain BERT-A (ELECTRA-A) of the same size, pre-training updates and settings, and of the same seed of "
+    "pre-training where there is one: paired by the seeds of fine-tuning; then between the means of all pre-trainings, "
+    "paired by their seeds."
+)
 
 
 def paper_tables(summaries: dict) -> list:
@@ -50,16 +54,16 @@ def _paper_table(table, ours):
 
     def add(kind, name, values):
         """values: {column: number}"""
-        mean = f"{statistics.mean(values[c] for c in shared):.2f}" if shared else ""
-        rows.append((kind, [name, *(f"{values[c]:.2f}" if c in values else "" for c in columns), mean]))
+        mean = [f"{statistics.mean(values[c] for c in shared):.2f}"] if shared else []
+        rows.append((kind, [name, *(f"{values[c]:.2f}" if c in values else "" for c in columns), *mean]))
 
     for entry in table["rows"]:
         name = f"{entry['name']} ({with_unit(entry['updates'])})"
         add("", name, dict(zip(PAPER_COLUMNS, entry["scores"], strict=True)))
     for model, row in ours.items():
         add("ours", str(model), row)
-    average = "average" if shared == PAPER_COLUMNS else f"average of {len(shared)}"
-    return TextTable(["model", *columns, average], rows)
+    average = ["average" if shared == PAPER_COLUMNS else f"average of {len(shared)}"] if shared else []
+    return TextTable(["model", *columns, *average], rows)
 
 
 def run_table(collection: Collection) -> TextTable:

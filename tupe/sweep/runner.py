@@ -73,8 +73,8 @@ def run(
 ) -> dict:
     """Run the jobs that are not finished, `len(slots)` at a time -> {job: "finished", "failed" or "open"}.
 
-    slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, one that
-    was killed always is. It waits for jobs that another process runs. on_done(job, state) is called for every job that
+    slots: see `slots`. No job's failure stops the others; a failed job is run again only if `retry_failed`, a killed
+    one always. It waits for jobs that another process runs. on_done(job, state) is called for every job that
     is over, also for those that were over before. echo: prints one line. On SIGTERM, SIGINT, SIGHUP and SIGUSR1 all
     processes are asked to end, and SystemExit is raised when they have; a second signal kills them.
     """

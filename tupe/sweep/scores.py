@@ -161,21 +161,26 @@ class Uncertainty:
         return TextTable.plain(header, rows, align="llrrrr")
 
     def difference_table(self) -> TextTable:
-        """Differences from each model's reference; without rows if none has one."""
+        """Differences from each model's reference, with the same seed of pre-training where there is one; then those of
+        the means over pre-trainings. Without rows if no model has a reference."""
         rows = []
         for model, column in itertools.product(self.summaries, self.columns):
-            reference = reference_of(model, self.summaries)
+            shared, seed = self.pretrainings[model]
+            found = references_of(model, self.summaries)
+            reference = next((one for one in found if self.pretrainings[one][1] == seed), next(iter(found), None))
+            if reference is None or self.pretrainings[reference][0] == shared:  # itself, or with another seed
+                continue
             ours, theirs = self.scores.get((model, column), {}), self.scores.get((reference, column), {})
             if not set(ours) & set(theirs):
                 continue
-            mean, over_seeds = interval_of(ours, theirs)
-            alike = self.pretrainings[model][0] == self.pretrainings[reference][0]  # they differ only in the seed
-            others = {} if alike else self.means(reference, column)
-            _, over_pretraining = interval_of(self.means(model, column), others)
-            names = [str(model), str(reference), score_name(column)]
-            rows.append([*names, f"{mean:+.2f}", over_seeds, over_pretraining])
-        header = ["model", "minus", "score", "mean", "95 % over fine-tuning seeds", "95 % over pre-training seeds"]
-        return TextTable.plain(header, rows, align="lllrrr")
+            means = self.means(model, column), self.means(reference, column)
+            cells = [
+                "{:+.2f}: {}".format(*interval_of(a, b)) if a.keys() & b.keys() else "?"
+                for a, b in ((ours, theirs), means)
+            ]
+            rows.append([str(model), str(reference), score_name(column), *cells])
+        header = ["model", "minus", "score", "mean: 95 % over fine-tuning seeds", "mean: 95 % over pre-training seeds"]
+        return TextTable.plain(header, rows, align="lllrr")
 
 
 def mean_interval(values: list[float]) -> tuple[float, tuple[float, float] | None]:
@@ -197,14 +202,13 @@ def interval_of(a: Seeds, b: Seeds) -> tuple[float, str]:
     return mean, f"{bounds} ({len(differences)})"
 
 
-def reference_of(model: Model, models: Iterable[Model]) -> Model | None:
-    """The first of `models` that is the plain BERT-A (of ELECTRA: `electra_a`) of a model's size, after as many
-    updates and fine-tuned with the same settings; None if there is none, or it is the model itself."""
+def references_of(model: Model, models: Iterable[Model]) -> list[Model]:
+    """Those of `models` that are the plain BERT-A (of ELECTRA: `electra_a`) of a model's size, after as many updates
+    and fine-tuned with the same settings."""
     name, size = split_size(model.architecture)
     plain = with_size("electra_a" if name in ELECTRA else "bert_a", size)
     alike = (plain, "", model.updates, model.settings)
-    found = [m for m in sorted(models) if (m.architecture, m.variant, m.updates, m.settings) == alike]
-    return found[0] if found and found[0] != model else None
+    return [m for m in sorted(models) if (m.architecture, m.variant, m.updates, m.settings) == alike]
 
 
 def pretraining_of(model: Model) -> tuple[tuple, int]:

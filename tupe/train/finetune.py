@@ -24,9 +24,7 @@ class ForGlue(TupeForSequenceClassification):
 
     def forward(self, input_ids: Tensor, labels: Tensor, num_tokens: int | None = None) -> tuple[Tensor, Tensor]:
         x, _ = self.tupe.encoder(input_ids, False, num_tokens, of_cls(input_ids))
-        with torch.autocast(x.device.type, enabled=False):  # rounded to bfloat16, near logits would be equal
-            weights = next(self.classifier.parameters())
-            logits = self.classifier(x.to(weights.dtype))[: len(labels)].float()
+        logits = self.classifier(x)[: len(labels)]
         if self.config.num_labels == 1:
             logits = logits.squeeze(1)
             return F.mse_loss(logits, labels.float(), reduction="sum"), logits

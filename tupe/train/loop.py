@@ -10,6 +10,7 @@ A batch comes from the file to its loss through data/blocks.py, masks.py, batche
 """
 
 import copy
+import hashlib
 import json
 import logging
 import math
@@ -164,7 +165,14 @@ def trackers(
     if recipe.wandb_project:
         import wandb  # type: ignore[import-not-found]
 
-        wandb.init(project=recipe.wandb_project, dir=str(run.folder), config=run.record.config)
+        later = "scores", "changes", "failure", "state", "finished_at"
+        config = {name: value for name, value in vars(run.record).items() if name not in later}
+        began = run.record.started_at or run.began_at  # of a resumed run, the first start
+        known = hashlib.sha256(f"{run.folder} {began}".encode())
+        wandb.init(
+            project=recipe.wandb_project, dir=str(run.folder), name=run.folder.name, config=config,
+            id=known.hexdigest()[:16], resume="allow",
+        )  # fmt: skip
         found.append((lambda values, update: wandb.log(values, step=update), wandb.finish))
     return found
 
@@ -174,7 +182,7 @@ class Loop:
 
     recipe: the settings; data, symbols: the folders, and their dictionary. updates: of the whole run; start: from where
     it goes on. The model maps inputs to the sum of their losses, or to that and predictions. unit: of the losses, in
-    nats. keeps: (count, pattern), see `run.keep`.
+    nats. keeps: (count, pattern), see `saved.keep`.
     """
 
     unit = math.log(2)
@@ -251,6 +259,7 @@ class Loop:
         self.wrapped.train()
         for module in self.told:
             module.set_num_updates(self.done)
+        sums = torch.zeros_like(self.sums)  # of this update, which a signal may drop
         for number, sample in enumerate(samples, 1):
             last = number == len(samples)
             if not stop.goes_on(last or self.sharded):
@@ -260,7 +269,7 @@ class Loop:
                 total = (
                     self.graphs(self.computing.padded(**inputs), count) if self.graphs else self.passes(inputs, count)
                 )
-            self.sums += torch.stack([total.double(), total.new_tensor(len(sample["labels"])).double()])
+            sums += torch.stack([total.double(), total.new_tensor(len(sample["labels"])).double()])
             self.run.progress.passed()
         rate = self.recipe.lr[0] * self.factor(self.done)
         for group in self.optimizer.param_groups:
@@ -277,6 +286,7 @@ class Loop:
         if self.half_copy:
             self.optimizer.zero_grad()
         self.done += 1
+        self.sums += sums
         self.norm, self.rate = norm, rate
 
     def apart(self, last: bool) -> Any:
@@ -407,6 +417,7 @@ class Loop:
         state = {
             "optimizer": get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE),
             "scaler": self.scaler.state_dict(),
+            "sums": self.place.summed(self.sums.clone()),
         }
         if self.run.writes:
             path = self.run.folder / f"checkpoint-{self.done}"
@@ -450,6 +461,8 @@ class Loop:
         if self.half_copy:
             self.half_copy.give_weights()
         self.scaler.load_state_dict(state["scaler"])
+        if self.place.rank == 0 and "sums" in state:  # not in checkpoints of earlier versions
+            self.sums = state["sums"].to(self.sums)
         self.log = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))["log"]
         self.saved = self.done
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 class ForPretraining(TupeForMaskedLM):
     """The sum of the losses of masked tokens only, without the logits of all at once: input_ids [B, L],
-    output_indices [n] of masked tokens in the flattened batch, labels [n]; see `data.collate`."""
+    output_indices [n] of masked tokens in the flattened batch, labels [n]; see `data.loader.collate`."""
 
     _auto_class = None
 
