@@ -257,8 +257,8 @@ def readme(e: Evidence) -> Iterator[str]:
     yield f"TUPE-A is {mean(e.gain('decide', 'tupe_a'))} bits per masked token ahead after 5,000 updates."
     short, long = (number(one.mean, 2) for one in gaps(e.runs, "lasting", "tupe_a"))
     yield f"it is {short} ahead after 4,000 updates and {long} after 8,000."
-    yield f"each model begins to use it, TUPE-A is {e.gap('lasting', 'tupe_a', 4000)} ahead (three seeds;"
-    yield f"is {e.gain('delay', 'tupe_a_from_1850')} ahead after 5,000 updates (three seeds; planned)."
+    yield f"at which they begin to use it, TUPE-A is {e.gap('lasting', 'tupe_a', 4000)} ahead (three seeds;"
+    yield f"After 5,000 updates it is still {e.gain('delay', 'tupe_a_from_1850')} ahead (three seeds; this was planned)."
 
 
 def index(e: Evidence) -> Iterator[str]:
@@ -301,7 +301,7 @@ def results(e: Evidence) -> Iterator[str]:
     early, gained = e.exits("delay", given), e.gain("delay", given)
     yield f"It left after {early} updates, as early as TUPE-A, and gained {gained} bits."
     yield f"it is level with BERT-A: {e.gap('delay', given, 2000)} bits ahead."
-    yield f"left the plateau {span(one.delay for one in e.of('delay', given))} updates earlier by them."
+    yield f"With them, mini models left the plateau {span(one.delay for one in e.of('delay', given))} updates earlier."
     near, far = (e.gap("tiny_same_rate", "tupe_a", n) for n in (1000, 3000))
     yield f"its lead is {near} bits 1,000 updates after the exits, and {far} after 3,000"
     yield f"three times as large leaves after {e.exits('bundle', 'absolute_0.06')} updates, and gains "
