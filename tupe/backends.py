@@ -47,7 +47,8 @@ def choose(
     backend = faster or (Plain(normaliser) if name == "plain" else BACKENDS[name]())
     obstacle = backend.refuses(positions, normaliser, device, dtype)
     if obstacle and request != "auto":
-        kinds = [kind for kind in BACKENDS if not BACKENDS[kind]().refuses(positions, normaliser, device, dtype)]
+        others = [kind for kind in BACKENDS if kind != "triton"]  # which asks the card, and which auto knows
+        kinds = [kind for kind in others if not BACKENDS[kind]().refuses(positions, normaliser, device, dtype)]
         raise ValueError(f"attention={request} is not possible: {obstacle}; valid here: auto, {', '.join(kinds)}")
     return (Plain(normaliser), obstacle) if obstacle else (backend, reason)
 
