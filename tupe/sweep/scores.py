@@ -167,7 +167,7 @@ class Uncertainty:
         for model, column in itertools.product(self.summaries, self.columns):
             shared, seed = self.pretrainings[model]
             found = references_of(model, self.summaries)
-            reference = next((one for one in found if self.pretrainings[one][1] == seed), next(iter(found), None))
+            reference = min(found, key=lambda one: self.pretrainings[one][1] != seed, default=None)
             if reference is None or self.pretrainings[reference][0] == shared:  # itself, or with another seed
                 continue
             ours, theirs = self.scores.get((model, column), {}), self.scores.get((reference, column), {})
