@@ -36,6 +36,11 @@ def bash(script, *arguments, **variables):
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=240)
 
 
+def test_what_the_commands_of_the_pages_write_is_in_no_image():
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")]
+    assert len(ignored) > 20 and set(ignored) <= set((ROOT / ".dockerignore").read_text().splitlines())
+
+
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.s*h*")), ids=lambda path: path.name)
 def test_every_script_explains_itself(script):
     done = bash(script, "--help")

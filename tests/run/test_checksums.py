@@ -161,6 +161,15 @@ def test_a_change_of_ones_own_is_accepted(folders, tmp_path):
     assert read_model(copy).config.layer_norm_eps == 1e-6
 
 
+def test_a_changed_record_is_accepted(folders, tmp_path):
+    run = shutil.copytree(folders / "torch", tmp_path / "run")
+    (run / "record.json").write_text((run / "record.json").read_text().replace('"seed": ', '"seed": 1'))
+    assert CliRunner().invoke(main, ["verify", str(run)]).exit_code == 2
+    assert CliRunner().invoke(main, ["verify", "--accept", str(run)]).exit_code == 0
+    changed, before = (json.loads((folder / "record.json").read_text()) for folder in (run, folders / "torch"))
+    assert changed["seed"] == int(f"1{before['seed']}") and changed["checksum"] != before["checksum"]
+
+
 def test_what_a_run_still_writes_is_not_accepted_as_it_is(folders, tmp_path):
     run = shutil.copytree(folders / "torch", tmp_path / "run")
     (run / "config.json").write_text((run / "config.json").read_text() + " ")

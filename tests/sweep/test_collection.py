@@ -83,12 +83,13 @@ def test_finished_runs_without_all_of_their_scores_are_left_out(tmp_path, lost):
 
 def test_pretrainings_are_no_rows(tmp_path):
     write_run(tmp_path / "run", "RTE", 2e-5, 1, 60.0)
-    for state in ("finished", "running"):
+    for state in ("finished", "running", "failed"):
         folder = tmp_path / f"pretraining_{state}"
         folder.mkdir()
-        Record("masked_lm", "tupe_r", state=state, started_at="today", splits=["valid"]).save(folder)
+        failure = {"reason": "diverged", "status": 86} if state == "failed" else None
+        Record("masked_lm", "tupe_r", state=state, started_at="today", splits=["valid"], failure=failure).save(folder)
     collection = collect([tmp_path])
-    assert len(collection.finished) == 1 and not collection.unfinished and not collection.left_out
+    assert len(collection.finished) == 1 and not any(collection.of_no_score.values())
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,14 @@ def test_runs_with_other_settings_are_models_of_their_own(tmp_path):
     assert {model.name for model in models_of(collection)} == names
     (model,) = models_of(collect([tmp_path / "tupe_r"]))
     assert model.name == "tupe_r"  # where nothing differs, nothing is named
+
+
+def test_a_batch_is_one_however_it_was_divided(tmp_path):
+    for seed, (size, steps) in enumerate([(32, 1), (16, 2), (16, 1)], 1):
+        config = {"dataset.batch_size": size, "optimization.update_freq": [steps]}
+        write_run(tmp_path / f"{seed}", "RTE", 2e-5, seed, 60.0, config=config)
+    names = {model.name for model in models_of(collect([tmp_path]))}
+    assert names == {"tupe_r", "tupe_r (sequences an update 16)"}
 
 
 def test_runs_on_other_data_are_models_of_their_own(tmp_path):

@@ -79,7 +79,7 @@ def test_losses_are_means_over_seeds(place):
 @pytest.mark.parametrize("task, marks", [("masked_lm", ["0", "1", "2"]), ("electra", ["?", "?", "?"])])
 def test_runs_that_are_still_on_the_plateau_are_counted(tmp_path, task, marks):
     """They are not half a bit below the mean of those without positions, 9.1. Nats of ELECTRA do not compare."""
-    jobs = []
+    states = {}
     for name, losses in {"nopos": (9.0, 9.2), "t5": (8.9, 8.5), "rope": (6.0, 6.0)}.items():
         for seed, loss in enumerate(losses, 1):
             run = record.Record(task if name == "rope" else "masked_lm", seed=seed, splits=["valid", "books"])
@@ -87,31 +87,33 @@ def test_runs_that_are_still_on_the_plateau_are_counted(tmp_path, task, marks):
                 {"split": "valid", "loss": loss},
                 {"split": "books", "loss": -loss},
             ]  # the first split decides
-            jobs.append(runner.Job(f"positions/{name}_seed{seed}", tmp_path / f"{name}{seed}", ()))
-            jobs[-1].folder.mkdir()
-            run.save(jobs[-1].folder)
-    rows = [cells for _, cells in losses_table(jobs).rows]
+            job = runner.Job(f"positions/{name}_seed{seed}", tmp_path / f"{name}{seed}", ())
+            job.folder.mkdir()
+            run.save(job.folder)
+            states[job] = "finished"
+    rows = [cells for _, cells in losses_table(states).rows]
     assert [cells[0] for cells in rows] == ["positions/rope", "positions/t5", "positions/nopos"]
     assert rows[1][1:3] == ["8.700", "0.28"] and [cells[6] for cells in rows] == marks
 
 
 def test_differences_from_the_first_are_paired_by_seed(tmp_path):
     """t5 is 1.0, 1.2 and 1.4 below absolute: 1.2 +- 4.303 * 0.2 / sqrt(3), t of two degrees of freedom. A fourth seed
-    of one alone does not count; fewer than three give no interval."""
+    of one alone does not count, nor does a failed one; fewer than three give no interval."""
     runs = {
         "absolute": {1: 6.0, 2: 8.0, 3: 7.0, 4: 1.0},
         "t5": {3: 5.6, 1: 5.0, 2: 6.8},
         "rope": {1: 6.5, 2: 8.0},
         "alibi": {5: 9.0},
     }
-    jobs = []
-    for name, losses in runs.items():
+    states = {runner.Job(f"positions/{name}_seed0", tmp_path / f"{name}0", ()): "failed" for name in runs}
+    for name, losses in [*runs.items()][::-1]:  # in whatever order those that finished come
         for seed, loss in losses.items():
-            jobs.append(runner.Job(f"positions/{name}_seed{seed}", tmp_path / f"{name}{seed}", ()))
-            jobs[-1].folder.mkdir()
+            job = runner.Job(f"positions/{name}_seed{seed}", tmp_path / f"{name}{seed}", ())
+            job.folder.mkdir()
             scores = [{"split": "valid", "loss": loss}]
-            record.Record("masked_lm", seed=seed, splits=["valid"], scores=scores).save(jobs[-1].folder)
-    table = losses_table(jobs)
+            record.Record("masked_lm", seed=seed, splits=["valid"], scores=scores).save(job.folder)
+            states[job] = "finished"
+    table = losses_table(states)
     assert table.header[3:5] == ["minus absolute", "95 % (seeds)"]
     cells = {row[0]: row[3:6] for _, row in table.rows}
     assert cells["positions/t5"] == ["-1.20", "-1.70 to -0.70 (3)", "3"]

@@ -169,6 +169,9 @@ def test_words_are_options_or_overrides():
         (["--grid=output=a,b"], "--output is set by the sweep"),
         (["--save-dir=x"], "--save-dir is set by the sweep"),
         (["--recipe=pretrain"], "no --grid"),
+        (["--recipe=pretrian_small", "--grid=seed=1", "--dry-run"], "did you mean 'pretrain_small'?"),
+        (["--data"], "--data needs a path behind it"),
+        (["--recipe=pretrain", "--grid=seed=1", "--tensorboard-logdir"], "--tensorboard-logdir needs a path"),
         (["--data=nowhere"], "nowhere holds no prepared task"),
         (["--recipe=pretrain", "--grid=seed=1,2", "--report"], "--report is of fine-tunings, and --recipe pretrain"),
         (["--arhc=bert_a"], "no such option --arhc"),  # what the first job's command says

@@ -107,6 +107,21 @@ def test_a_job_whose_data_worker_died_is_run_once_more(tmp_path):
     assert starts(once, always) == [2, 2]
 
 
+def test_another_runner_takes_what_is_run_once_more(tmp_path, monkeypatch):
+    """The runner whose job lost its worker has others to do first; the second one finds it open."""
+    dead = "sys.exit('RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.')"
+    once = job(tmp_path / "once", f"if not (folder / 'again').exists(): (folder / 'again').touch(); {dead}")
+    taken = []
+
+    def see(line):
+        if "once more" in line:
+            taken.append(record.state_of(once.folder))
+            taken.append(runner.run([once], SLOT, echo=quiet))
+
+    assert runner.run([once], SLOT, echo=see) == {once: "finished"}
+    assert taken == ["open", {once: "finished"}] and starts(once) == [2]
+
+
 def test_a_refused_start_leaves_the_run_in_its_folder_as_it_is(tmp_path):
     """It was stopped half-way, and somebody starts the folder with other options."""
     half = job(tmp_path / "half", "run.save(folder); os.kill(os.getpid(), 9)")

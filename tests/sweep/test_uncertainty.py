@@ -89,6 +89,31 @@ def test_differences_are_paired_by_the_seed_of_pre_training(tmp_path):
     assert [row["mean: 95 % over fine-tuning seeds"] for row in differences] == [f"+{n}.00: ? (1)" for n in (1, 3, 2)]
 
 
+def test_the_reference_is_the_one_that_was_trained_alike(tmp_path):
+    """At the same rate, whatever its seed and its path."""
+    for architecture, scores in (("bert_a_tiny", (50.0, 60.0)), ("tupe_a_tiny", (61.0, 62.0))):
+        for lr, score in zip((1e-3, 2e-3), scores, strict=True):
+            seed = 3 if (architecture, lr) == ("bert_a_tiny", 2e-3) else 1
+            path = write_pretraining(tmp_path / architecture / f"lr{lr}", seed, lr=lr, arch=architecture)
+            write_run(tmp_path / f"{score}", "RTE", 2e-5, 1, score, architecture=architecture, pretrained=path)
+    _, differences = tables_of(tmp_path)
+    shown = {row["model"].split("lr")[1]: row["mean: 95 % over fine-tuning seeds"] for row in differences}
+    assert len(differences) == 2 and all(row["model"].startswith("tupe_a_tiny") for row in differences)
+    assert shown == {
+        "0.001/checkpoint_last.pt] @ 1M": "+11.00: ? (1)",
+        "0.002/checkpoint_last.pt] @ 1M": "+2.00: ? (1)",
+    }
+
+
+def test_pre_trainings_whose_batch_was_divided_otherwise_are_repetitions(tmp_path):
+    for seed, size, steps, score in ((1, 32, 8, 60.0), (2, 16, 16, 61.0), (3, 32, 16, 63.0)):
+        config = {"dataset.batch_size": size, "optimization.update_freq": [steps]}
+        path = write_pretraining(tmp_path / "pretrained" / str(seed), seed, config=config)
+        write_run(tmp_path / f"{seed}", "RTE", 2e-5, 1, score, architecture="bert_a_tiny", pretrained=path)
+    rows, _ = tables_of(tmp_path)
+    assert [row["error by pre-training seeds"] for row in rows] == ["0.50 (2)", "0.50 (2)", "? (1)"]
+
+
 @pytest.mark.parametrize(
     "other",
     [{"seed": 1}, {"seed": 2, "data": "more"}, {"seed": 2, "lr": 2e-3}, {"seed": 2, "config": {"model.dropout": 0}},

@@ -4,7 +4,7 @@ import click
 from tqdm import tqdm
 
 from ..common.options import FOLDER, Command
-from ..run.checksums import NAME, damage, files_of, seal_all
+from ..run.checksums import NAME, accept_all, damage, files_of
 
 
 @click.command(cls=Command)
@@ -20,9 +20,7 @@ def command(folders, accept):
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder")
         if accept:
-            for path in [*folder.rglob(NAME)] or [folder / NAME]:
-                path.unlink(missing_ok=True)
-                seal_all(path.parent, "tupe verify --accept")
+            accept_all(folder, "tupe verify --accept")
         files = list(files_of(folder))
         if not files:
             raise ValueError(f"{folder} has no {NAME}, and no file with a checksum of its own")

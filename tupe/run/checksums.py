@@ -115,6 +115,18 @@ def seal_all(folder: str | Path, command: str = "", read: Iterable[str | Path] =
     seal(folder, [str(path.relative_to(folder)) for path in files], command, read=read)
 
 
+def accept_all(folder: Path, command: str) -> None:
+    """Note the files of a folder and of those below as they are now, records among them."""
+    for path in [*folder.rglob(NAME)] or [folder / NAME]:
+        path.unlink(missing_ok=True)
+        seal_all(path.parent, command)
+    for path in folder.rglob("record.json"):
+        with suppress(ValueError):  # what is no JSON stays damaged
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(content, dict) and content.pop("checksum", None):
+                write_atomically(path, signed(content))
+
+
 # -------------------------------------------------------------------------------------------------------------- reading
 
 

@@ -48,8 +48,12 @@ def settings_of(content: Record) -> dict[str, str]:
     prints = {"data": content.data, "vocabulary": content.dictionary}
     settings = {**content.budget, **{name: value for name, value in prints.items() if value}}
     settings["scored on"] = ",".join(content.splits)
-    settings |= {name: value for name, value in content.config.items() if not record.may_change(name)}
-    return {name: str(value) for name, value in settings.items()}
+    config = {name: value for name, value in content.config.items() if not record.may_change(name)}
+    sizes = record.sequences_of(content.config)
+    if not record.BATCH.isdisjoint(config) and len(sizes) == 1:  # however it was divided among processes and steps
+        config = {name: value for name, value in config.items() if name not in record.BATCH}
+        config["sequences an update"] = sizes[0]
+    return {name: str(value) for name, value in {**settings, **config}.items()}
 
 
 def settings_text(settings: dict[str, str]) -> str:
@@ -116,10 +120,11 @@ def _add_run(collection, folder, layouts):
     state = record.state_of(folder)
     try:
         content = record.read(folder)
-        if state == "failed":
+        began = content.started_at is not None
+        if state == "failed" and (content.metrics or not began):  # without metrics: one that could not begin
             collection.failed.append((folder, content.failure["reason"]))
-        if state == "failed" or content.started_at is None or not content.metrics:
-            return  # or the failure of a process that could not begin, or a pre-training
+        if state == "failed" or not began or not content.metrics:  # without metrics: a pre-training
+            return
         if content.layout:
             own = own_task(content.layout)
             known = layouts.setdefault(content.task, own)

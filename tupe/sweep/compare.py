@@ -1,9 +1,9 @@
 """Position encodings side by side: pre-train each alike, one table. OUT/presets and OUT/positions hold the runs."""
 
 import itertools
+import re
 import shlex
 import statistics
-from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,14 +63,18 @@ def plan_pretraining(
     return sweeps + ([plan("position", ARCHITECTURE, names)] if names else [])
 
 
-def losses_table(jobs: list[runner.Job]) -> TextTable:
-    """Final validation losses, means over seeds, the best first, and differences from the first of `jobs`, paired by
-    seed. A run whose loss is not `EXIT` below that of `nopos` is still on the plateau; "?" without `nopos`."""
-    losses, units = defaultdict(dict), set()
-    for job in jobs:
-        run = record.read(job.folder)
-        losses[str(job).removesuffix(f"_seed{run.seed}")][run.seed] = run.of_first_split()[-1]["loss"]
-        units.add(run.loss_unit)
+def losses_table(states: dict[runner.Job, str]) -> TextTable:
+    """Final validation losses, means over seeds, the best first, and differences from the encoding that comes first,
+    paired by seed. A run whose loss is not `EXIT` below that of `nopos` is still on the plateau; "?" without `nopos`.
+    states: of all jobs, in the order of the plan."""
+    losses, units = {}, set()
+    for job, state in states.items():
+        values = losses.setdefault(re.sub(r"_seed\d+$", "", str(job)), {})
+        if state == "finished":
+            run = record.read(job.folder)
+            values[run.seed] = run.of_first_split()[-1]["loss"]
+            units.add(run.loss_unit)
+    losses = {name: values for name, values in losses.items() if values}
     means = {name: statistics.mean(values.values()) for name, values in losses.items()}
     blind = [mean for name, mean in means.items() if Path(name).name == "nopos"]
     first = next(iter(losses), "")
@@ -129,7 +133,7 @@ def command(data, output, presets, position, size, recipe, pretraining_seeds, dr
     for sweep in sweeps:
         sweep.save()
     states = runner.run(planned, slots, retry_failed, title="compare")
-    table = losses_table([job for job, state in states.items() if state == "finished"])
+    table = losses_table(states)
     write_atomically(output / "losses.md", table.markdown())
     write_atomically(output / "losses.csv", table.csv())
     click.echo(table.markdown())

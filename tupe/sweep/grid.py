@@ -17,7 +17,7 @@ import click
 
 from .. import config
 from ..common import options
-from ..common.options import split_files, task_key
+from ..common.options import CONFIGS, did_you_mean, split_files, task_key
 from ..common.prepared import tasks_in
 from ..run.folder import locked, write_atomically
 from ..run.record import another
@@ -48,6 +48,9 @@ class Sweep:
         Fine-tuning defaults to the paper's search on every prepared task. Raises ValueError for a task without
         data and for options that the sweep decides itself.
         """
+        recipes = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+        if recipe not in recipes:
+            raise ValueError(f"--recipe: {recipe!r} is not known{did_you_mean(recipe, recipes)}")
         common = options_in(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
         grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}
@@ -150,9 +153,12 @@ class Sweep:
 
 
 def options_in(words: Iterable[str]) -> dict:
-    """Words of a command line -> {"--name": value, "section.key": value}; a switch has the value None."""
-    pairs = config.split_words(words)
-    return {name: _absolute(name, value) if name in FILES and value else value for name, value in pairs}
+    """Words of a command line -> {"--name": value, "section.key": value}; a switch has the value None. Raises
+    ValueError for a file that is not named."""
+    pairs = dict(config.split_words(words))
+    if nameless := [name for name in FILES if name in pairs and not pairs[name]]:
+        raise ValueError(f"{nameless[0]} needs a path behind it")
+    return {name: _absolute(name, value) if name in FILES else value for name, value in pairs.items()}
 
 
 def _absolute(name, value):

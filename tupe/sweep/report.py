@@ -30,9 +30,9 @@ ERRORS = (
     "the learning rate on the same examples."
 )
 DIFFERENCES = (
-    "From the plain BERT-A (ELECTRA-A) of the same size, pre-training updates and settings, and of the same seed of "
-    "pre-training where there is one: paired by the seeds of fine-tuning; then between the means of all pre-trainings, "
-    "paired by their seeds."
+    "From the plain BERT-A (ELECTRA-A) of the same size, after as many updates and fine-tuned with the same settings. "
+    "Of several it is one that was pre-trained alike, by its record, and with the same seed, where there is one. "
+    "Differences are paired by the seeds of fine-tuning, then, between the means of all pre-trainings, by theirs."
 )
 
 

@@ -134,6 +134,7 @@ def run(
                         if DEAD_WORKER in what and job not in retried:  # for want of memory, perhaps: once more
                             retried.add(job)
                             waiting.append(job)
+                            record.note_failure(job.folder, what, record.STOPPED)  # another runner may take it, too
                             echo(f"{title}: {job}: {what}; it is run once more")
                             continue
                         note_end(job, state, f"{what}, {time.monotonic() - started:.0f} s")

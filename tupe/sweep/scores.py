@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -129,12 +130,12 @@ class Uncertainty:
                         self.scores[model, (task, *pair)][seed] = score
         self.pretrainings = {model: pretraining_of(model) for model in summaries}
         self.repeats = defaultdict(list)  # {what repetitions of a pre-training share: [(seed, model)]}
-        for model, (shared, seed) in self.pretrainings.items():
-            self.repeats[shared].append((seed, model))
+        for model, of in self.pretrainings.items():
+            self.repeats[of.shared].append((of.seed, model))
 
     def means(self, model: Model, column: tuple) -> Seeds:
         """{seed of the pre-training: mean over seeds of fine-tuning}; copies of one checkpoint are one."""
-        group = self.repeats[self.pretrainings[model][0]]
+        group = self.repeats[self.pretrainings[model].shared]
         return {
             seed: statistics.mean(self.scores[one, column].values())
             for seed, one in group
@@ -161,15 +162,14 @@ class Uncertainty:
         return TextTable.plain(header, rows, align="llrrrr")
 
     def difference_table(self) -> TextTable:
-        """Differences from each model's reference, with the same seed of pre-training where there is one; then those of
-        the means over pre-trainings. Without rows if no model has a reference."""
+        """Differences from each model's reference, trained with the same settings and the same seed of pre-training
+        where there is such a one; then those of the means over pre-trainings. Without rows if no model has one."""
         rows = []
         for model, column in itertools.product(self.summaries, self.columns):
-            shared, seed = self.pretrainings[model]
             found = references_of(model, self.summaries)
-            reference = min(found, key=lambda one: self.pretrainings[one][1] != seed, default=None)
-            if reference is None or self.pretrainings[reference][0] == shared:  # itself, or with another seed
+            if not found or model in found:  # BERT-A itself
                 continue
+            reference = min(found, key=lambda one: self.pretrainings[one].unlike(self.pretrainings[model]))
             ours, theirs = self.scores.get((model, column), {}), self.scores.get((reference, column), {})
             if not set(ours) & set(theirs):
                 continue
@@ -211,17 +211,28 @@ def references_of(model: Model, models: Iterable[Model]) -> list[Model]:
     return [m for m in sorted(models) if (m.architecture, m.variant, m.updates, m.settings) == alike]
 
 
-def pretraining_of(model: Model) -> tuple[tuple, int]:
-    """(what the model shares with those that differ only in the seed of pre-training, that seed). Without a record of
-    it nothing is known: no other model shares it."""
+class Pretraining(NamedTuple):
+    """shared: what a model has in common with those that differ only in the seed of pre-training. training: how it was
+    trained, whatever the model; None without a record of it."""
+
+    shared: tuple
+    training: tuple | None
+    seed: int
+
+    def unlike(self, other: "Pretraining") -> tuple[bool, bool]:
+        return self.training != other.training, self.seed != other.seed
+
+
+def pretraining_of(model: Model) -> Pretraining:
+    """Without a record nothing is known: no other model shares it."""
     content = pretraining_record(model)
     if content is None:
-        return (model,), 0
-    shared = (
-        model.architecture, model.variant, model.updates, model.settings, content.task, content.lr,
-        content.pretrained, content.pretrained_updates, settings_text(settings_of(content)),
-    )  # fmt: skip
-    return shared, content.seed
+        return Pretraining((model,), None, 0)
+    known = content.task, content.lr, content.pretrained, content.pretrained_updates
+    settings = settings_of(content)
+    shared = model.architecture, model.variant, model.updates, model.settings, *known, settings_text(settings)
+    others = {name: value for name, value in settings.items() if not name.startswith("model.")}
+    return Pretraining(shared, (*known, settings_text(others)), content.seed)
 
 
 def shown(value: float | None) -> str:
