@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sacremoses import MosesTokenizer
 
-from tupe.normaliser import CACHED_LENGTH, Aligned, Normaliser, Raw, Span, _nfkc, clean, is_blank
+from tupe.normaliser import CACHED_LENGTH, Aligned, Normaliser, Raw, Span, _nfkc, clean, is_blank, tokenise
 
 NORMALISER = Normaliser()
 NLP = spacy.blank("en")
@@ -89,6 +89,11 @@ def test_sentences_of_a_script_without_case_end_without_a_blank():
     for one, language in [*((one, "zh") for one in whole), *((one, "en") for one in [*whole, "U.S.に行く"])]:
         assert len(Raw(language).sentences(one)) == len(Normaliser(language).sentences(one)) == 1, one
     assert len(Raw("zh").sentences("他来了．我走了．")) == 2
+
+
+def test_a_word_that_moses_writes_otherwise_stays_whole():
+    """ "DOTMULTI" is its own name of a run of full stops."""
+    assert tokenise(["see", "(DOTMULTI)", "there"]) == [("see",), ("(DOTMULTI)",), ("there",)]
 
 
 def test_a_language_that_is_not_there():

@@ -59,7 +59,7 @@ class NextSentenceTask(TupeMaskedLMTask):
         return super().build_criterion(cfg, **kwargs)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
-        cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split.startswith("train")
+        cfg, symbols, trains = self.cfg, self.source_dictionary.symbols, split == self.train_subset
         sentences = [ids for prefix in prefixes_of(cfg.data, split) for ids in Split(prefix, len(symbols))]
         pairs = SentencePairs(sentences, cfg.tokens_per_sample, cfg.seed if trains else HELD_OUT_SEED)
         masks = {name: getattr(cfg, name) for name in ("mask_prob", "leave_unmasked_prob", "random_token_prob")}

@@ -131,6 +131,18 @@ def test_pairs_and_masks_change_with_the_epoch(start, tmp_path):
     assert len(first & second) < len(first) / 4
 
 
+def test_the_split_that_is_trained_on_may_have_any_name(start, tmp_path):
+    """It is the one whose pairs, masks and order change with the epoch and the seed."""
+    data, checkpoint = start
+    for name in ("train.bin", "train.idx"):
+        (data / name.replace("train", "wiki")).write_bytes((data / name).read_bytes())
+    seen = {}
+    for subset in ("train", "wiki"):
+        words, seen[subset] = arguments(data, checkpoint, tmp_path / subset, f"--train-subset={subset}"), []
+        train(words, on_step=seen[subset].extend)
+    assert [rows(a).tolist() for a in seen["train"]] == [rows(a).tolist() for a in seen["wiki"]]
+
+
 def test_loss_is_the_mean_of_words_plus_the_mean_of_pairs(start):
     data, checkpoint = start
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)])

@@ -461,6 +461,17 @@ def test_folder_of_something_else_is_never_overwritten(precious, tmp_path):
     assert (tmp_path / "data" / precious).exists()
 
 
+@pytest.mark.parametrize("others", [["work/notes/results.txt"], ["work/text/a.txt", "thesis.tex"]])
+def test_a_project_with_a_folder_work_is_never_overwritten(others, tmp_path):
+    files = [tmp_path / "data" / name for name in ("report.md", "work/text/.git/HEAD", *others)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    with pytest.raises(SystemExit, match="data holds .* other files: choose another folder"):
+        run(write_text(tmp_path), "--output", tmp_path / "data")
+    assert all(file.exists() for file in files)
+
+
 def test_one_folder_is_prepared_by_one_process(undisturbed, tmp_path):
     process = start(inputs_of(undisturbed), tmp_path / "data", workers=1, **OPTIONS)
     while process.is_alive() and finished_tasks(tmp_path / "data") < 2:

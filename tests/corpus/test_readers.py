@@ -118,6 +118,42 @@ def test_a_damaged_stream_behind_a_whole_one(damage, suffix, tmp_path):
     assert stats.dropped["file: damaged, read up to there"] == 1
 
 
+@pytest.mark.parametrize("name", [f"a.txt{suffix}" for suffix in COMPRESS] + ["a.parquet", "a.xml"])
+def test_a_file_that_cannot_be_opened_is_no_damaged_one(name, tmp_path):
+    """The mount of another node, for example: what is left out would depend on the machine."""
+    (tmp_path / name).write_bytes(b"")
+    (source,), _ = find_inputs([tmp_path / name])
+    (tmp_path / name).unlink()
+    with pytest.raises(FileNotFoundError):
+        list(documents.read(source, Reading("replace"), Stats()))
+
+
+def test_an_empty_name_is_not_this_folder(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("not asked for")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="an INPUT is empty"):
+        find_inputs([""])
+
+
+@pytest.mark.parametrize(
+    "markup, text",
+    [
+        ("{2}The Times{3}s page", "The Times's page"),
+        ("{3}Apple{4}s shop", "Apple's shop"),
+        ("{3}Aardvark{3}s dig", "Aardvarks dig"),
+        ("{4}s-Hertogenbosch{3}", "'s-Hertogenbosch"),
+        ("{5}Both{5} of l'eau", "Both of l'eau"),
+        ("{6}six{6}", "'six'"),
+        ("{2}as l{3}eau, a {3}b{3}", "as l'eau, a b"),  # behind a word of one letter, not the others
+        ("{2}one\n{3}two", "one\ntwo"),  # each line is its own
+    ],
+)
+def test_apostrophes_are_told_from_marks_of_italics_and_bold(markup, text):
+    """By MediaWiki's rule for an odd number of both. {n}: n apostrophes."""
+    markup = markup.format(*("'" * n for n in range(7)))
+    assert "\n".join(paragraphs(Document("place", "source", True, markup))) == text
+
+
 def test_a_folder_holds_books(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.txt").write_text("TITLE\n\n\nA paragraph that\nwas wrapped.\n\nThe next one.\n")

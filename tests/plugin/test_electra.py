@@ -18,6 +18,7 @@ from tupe.names import cls_beside
 from tupe.plugin.electra import ElectraConfig, ElectraCriterion, ElectraModel, sample_gumbel
 from tupe.run.record import read
 from tupe.schemes import SCHEMES
+from tupe.train.finetune import new_model
 from tupe.train.settle import settle
 
 V, PAD, MASK = 30, 1, 29
@@ -277,6 +278,11 @@ def test_the_discriminator_is_fine_tuned_on_glue(learnable, vocabulary, tmp_path
     kept = {key for key in before if not key.startswith(("generator.", "discriminator."))}
     heads = {key for key in after if key.startswith("classification_heads.sentence_classification_head.")}
     assert len(heads) == 4 and after.keys() == kept | heads
+    recipe = settle(read_recipe("finetune", [], fixed={
+        "checkpoint.finetune_from_model": checkpoint, "task.glue_task": "CoLA",
+    }))  # fmt: skip
+    theirs = {key.rpartition("head.")[2]: after[key] for key in heads}
+    torch.testing.assert_close(theirs, dict(new_model(recipe, "CoLA").classifier.state_dict()), rtol=0, atol=1e-6)
     for key in kept:  # with next to no learning rate it still is the discriminator
         torch.testing.assert_close(after[key], before[key], rtol=0, atol=1e-6)
 

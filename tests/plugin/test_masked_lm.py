@@ -181,12 +181,12 @@ def test_held_out_masks_and_order_are_the_same_for_every_seed(start):
 
 
 def test_an_epoch_is_all_of_several_folders(start, tmp_path):
-    def count(data, epochs):
+    def count(data, epochs, most=0):
         config = TupeMaskedLMConfig(data=str(data), seed=1, tokens_per_sample=24, finetune_from_model=None)
         dataset = {"train_subset": "train", "max_tokens": None, "batch_size": 4}
         whole = {
             "dataset": dataset,
-            "optimization": {"max_epoch": epochs, "max_update": 0, "update_freq": [1]},
+            "optimization": {"max_epoch": epochs, "max_update": most, "update_freq": [1]},
             "distributed_training": {"distributed_world_size": 1},
         }  # fmt: skip
         return count_updates(TupeMaskedLMTask.setup_task(OmegaConf.structured(config)), OmegaConf.create(whole))
@@ -194,6 +194,7 @@ def test_an_epoch_is_all_of_several_folders(start, tmp_path):
     one, other = start[0], write_data(tmp_path / "other", lines=20)
     assert count(one, 1) != count(other, 1)
     assert count(f"{one}:{other}", 3) == 3 * count(f"{one}:{other}", 1)
+    assert [count(one, 0), count(one, 0, 7), count(one, 1, 2)] == [0, 7, 2]
     assert count(one, 1) < count(f"{one}:{other}", 1) <= count(one, 1) + count(other, 1)
 
 

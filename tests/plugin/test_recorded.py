@@ -73,6 +73,22 @@ def test_a_run_from_scratch_may_be_made_longer(data, finished, tmp_path):
         assert train(arguments(data, tmp_path, "--max-update=6")) == [] and read(tmp_path).state == "finished"
 
 
+def test_an_unfinished_run_is_no_shorter_one(data, finished, tmp_path):
+    """It is not over because less is asked for; what is asked for at its last checkpoint is there."""
+    folder, _ = finished
+    (tmp_path / "checkpoint_last.pt").write_bytes((folder / "checkpoint_last.pt").read_bytes())
+    run = read(folder)
+    run.budget, run.state = {"max_update": 100}, "stopped"
+    run.save(tmp_path)
+    before = (tmp_path / "record.json").read_bytes()
+    with pytest.raises(ValueError, match="has 4 updates; --max-update: valid: at least 4, or another folder"):
+        train(arguments(data, tmp_path, "--max-update=3"))
+    assert (tmp_path / "record.json").read_bytes() == before and not (tmp_path / "config.json").exists()
+    assert train(arguments(data, tmp_path, "--max-update=4")) == []
+    assert (read(tmp_path).state, read(tmp_path).budget) == ("finished", {"max_update": 4})
+    assert read_model(tmp_path).updates == 4
+
+
 def test_a_run_that_a_limit_stops_stays_open(data, tmp_path):
     assert len(train(arguments(data, tmp_path, "--stop-time-hours=1e-9"))) == 1
     assert state_of(tmp_path) == "open" and read(tmp_path).failure is None

@@ -5,7 +5,7 @@ import torch
 from helpers import load, pretrain_arguments, train, write_data
 from omegaconf import OmegaConf
 
-from tupe.common.rates import polynomial
+from tupe.common.rates import constant, polynomial
 from tupe.plugin.schedule import (
     ConstantCooldown,
     ConstantCooldownConfig,
@@ -63,6 +63,10 @@ def test_the_rate_is_constant_up_to_the_cooldown(any_optimizer):
     assert lrs[:4] == pytest.approx([0.5, 1.0, 1.5, 2.0])
     assert lrs[4:15] == [2.0] * 11
     assert lrs[15:] == pytest.approx([1.6, 1.2, 0.8, 0.4, 0.0])
+
+
+def test_without_a_cooldown_the_rate_stays():
+    assert [constant(done, 2, 0, 4) for done in range(7)] == [0.5, 0.5, 1, 1, 1, 1, 1]
 
 
 def test_a_cooldown_fits_into_the_run(any_optimizer):

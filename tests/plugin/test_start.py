@@ -143,7 +143,7 @@ def test_the_split_reaches_the_run(data, tmp_path, monkeypatch):
     """As it is when the run begins: afterwards fairseq makes batches of it."""
     begun = []
 
-    def begin(record, config):
+    def begin(record, config, updates):
         begun.append((config.dataset.batch_size, list(config.optimization.update_freq)))
         raise SystemExit
 

@@ -11,6 +11,7 @@ from tupe.common.recipes import read
 from tupe.data.splits import read_symbols
 from tupe.encoder import Stack
 from tupe.packing import NO_PADDING, Packing
+from tupe.schemes import SCHEMES
 from tupe.train import graphs, pretrain
 from tupe.train.loop import Place
 from tupe.train.saved import newest
@@ -84,6 +85,12 @@ def test_training_by_graphs_is_training(precision, data, tmp_path, recorded):
     shapes = list(graphed.graphs.recorded)
     assert len(recorded.graphs) == len(shapes) == 3  # full batches, the last one of an epoch, one that fills an update
     assert recorded.memories == [None] + [recorded.graphs[0].memory] * (len(shapes) - 1)
+
+
+def test_an_encoding_that_changes_with_the_updates_is_refused(data, tmp_path, monkeypatch, recorded):
+    monkeypatch.setattr(SCHEMES["untied"], "set_num_updates", lambda self, updates: None, raising=False)
+    with pytest.raises(ValueError, match="--compile graphs: Untied changes with the updates"):
+        losses(data, tmp_path, "--compile=graphs")
 
 
 def test_a_run_by_graphs_goes_on(data, tmp_path, recorded):

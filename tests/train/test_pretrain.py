@@ -241,6 +241,7 @@ def test_a_cpu_asks_before_it_begins_what_takes_long(data, tmp_path, monkeypatch
     said = log.read_text().splitlines()
     assert "after the first pass of 2: " in said[-2] and "14 updates would take about" in said[-1]
     assert said[-1].endswith(", or add --yes") and not newest(tmp_path / "run")[0]
+    assert read(tmp_path / "run").failure["status"] == REFUSED
     assert ended(begin(data, tmp_path / "run", "--arch=bert_a_tiny", "--yes", *words, log=log)) == 0
     assert "after 5 updates: " in log.read_text()
     assert ended(begin(data, tmp_path / "run", "--arch=bert_a_tiny", "--max-update=15", *words)) == 0

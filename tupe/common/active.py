@@ -14,7 +14,7 @@ import torch
 from ..run.folder import DISK, lock, unlock
 from ..run.processes import prepare_for_data_workers
 from ..run.progress import Progress
-from ..run.record import DIVERGED, DIVERGENCE, NAME, STALLED, STOPPED, Record, another, begun, now
+from ..run.record import DIVERGED, DIVERGENCE, NAME, REFUSED, STALLED, STOPPED, Record, another, begun, now
 from . import console
 from .options import Refusal
 
@@ -122,9 +122,9 @@ def reason(error: Exception) -> str:
     return f"{kind}: {' '.join(str(error).split())}"[:200]
 
 
-def status_of(error: BaseException) -> int:
+def status_of(error: Exception) -> int:
     """The exit status of training that failed."""
-    return DIVERGED if isinstance(error, FloatingPointError) else 1
+    return DIVERGED if isinstance(error, FloatingPointError) else REFUSED if is_told(error) else 1
 
 
 def in_worker(error: Exception) -> Exception:
@@ -139,15 +139,21 @@ def in_worker(error: Exception) -> Exception:
     return error
 
 
+def is_told(error: Exception) -> bool:
+    """Whether an error is told the user in one line, with the status `REFUSED`: a ValueError of this package, or an
+    OSError of a disk that is full or read-only."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = isinstance(error, ValueError) and frames and frames[-1].f_globals["__name__"].startswith("tupe.")
+    return bool(ours or in_worker(error) is not error or isinstance(error, OSError) and error.errno in DISK)
+
+
 def refuse(error: Exception) -> NoReturn:
     """Raise an error that is handled as it is, if it is a ValueError of this package (a mistake of the user), a
     BlockingIOError, or an OSError of a disk that is full or read-only. Else log its traceback, and raise `Refusal` with
     one line."""
     if (told := in_worker(error)) is not error:
         raise told from None
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    ours = isinstance(error, ValueError) and frames[-1].f_globals["__name__"].startswith("tupe.")
-    if ours or isinstance(error, BlockingIOError) or isinstance(error, OSError) and error.errno in DISK:
+    if is_told(error) or isinstance(error, BlockingIOError):
         raise error
     said = f"training failed: {type(error).__name__}: {error}{console.keep_traceback()}"
     raise Refusal(said, status_of(error)) from error

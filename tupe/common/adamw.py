@@ -23,7 +23,6 @@ class AdamW(torch.optim.AdamW):
     """
 
     supports_flat_params = True  # fairseq's fp16 optimizer passes one vector of all parameters
-    supports_memory_efficient_fp16 = False  # PyTorch would keep the moments in half precision too
 
     def __init__(self, params: Iterable, **options):
         super().__init__(params, fused=True, **options)

@@ -13,4 +13,4 @@ def constant(done: int, warmup: int, cooldown: int, total: int) -> float:
     """It rises to 1 in `warmup` updates, is 1, and falls to 0 in the last `cooldown` of all `total`."""
     if done < warmup:
         return max(done, 1) / warmup
-    return max(total - done, 0) / cooldown if total - done < cooldown else 1.0
+    return max(total - done, 0) / cooldown if cooldown and total - done < cooldown else 1.0

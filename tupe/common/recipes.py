@@ -82,9 +82,6 @@ class Settings:
     batch: tuple[int, int] | None = None
 
     def __getitem__(self, name: str) -> Any:
-        if name == "precision":
-            half = {place: self[PLACES[place].name] for place in PRECISIONS["float32"]}
-            return next(name for name, values in PRECISIONS.items() if values == half)
         known = OPTIONS[name]
         return self.values.get(known.place, known.default)
 

@@ -23,7 +23,7 @@ from ..common.prepared import check_name
 from ..normaliser import SENTENCES, UNSPACED, check_language
 from ..run import processes
 from ..run.checksums import NAME, seal_all
-from ..run.folder import fill, owned, remove_partial, write_atomically
+from ..run.folder import PARTIAL, fill, owned, remove_partial, write_atomically
 from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
@@ -33,7 +33,8 @@ from .records import COMPRESSED, Reading, imported
 from .stats import Stats, write_report
 from .vocabulary import SPECIALS, Pieces, given_vocabulary
 
-# All that a run puts into its folder beside `work`. What else is there is another's.
+# All that a run puts into its folder beside `work`, and into that. What else is there is another's.
+FOLDERS = ("read", "text", "select", "vocabulary", "encode", "merge")
 WRITTEN = ("train.idx", "valid.idx", "train.bin", "valid.bin", *TextEncoder.FILES, "report.md", NAME)
 LOOK = 0.2  # seconds from one look for signals to the next
 
@@ -111,7 +112,7 @@ class Preparation:
                 self.look()
         except BaseException:
             for future in running:
-                future.cancel()  # running tasks finish, and their results are kept, unless a signal ends this process
+                future.cancel()  # those that have not begun
             raise
 
     def look(self) -> None:
@@ -128,6 +129,12 @@ class Preparation:
 # ------------------------------------------------------------------------------------------------- the folder of a run
 
 
+def _is_ours(there, work):
+    """Whether all these names in a folder, and those in its `work`, are what an unfinished run leaves."""
+    names = {path.name for path in work.iterdir()} if work.is_dir() else {""}
+    return names <= set(FOLDERS) and all(name in ("work", *WRITTEN) or name.endswith(PARTIAL) for name in there)
+
+
 def _claim(out, settings):
     """Make `out` ready for a run with these settings. Returns whether that run is finished already.
 
@@ -137,8 +144,8 @@ def _claim(out, settings):
     manifest, work = out / "manifest.json", out / "work"
     if manifest.is_file() and json.loads(manifest.read_text()).get("settings") == settings:
         return True
-    there = [path.name for path in out.iterdir() if path.name != ".lock"] if out.is_dir() else []
-    if manifest.is_file() or there and not work.is_dir():
+    there = {path.name for path in out.iterdir() if path.name != ".lock"} if out.is_dir() else set()
+    if manifest.is_file() or there and not _is_ours(there, work):
         raise ValueError(f"{out} holds data from other inputs or options, or other files: choose another folder")
     work.mkdir(parents=True, exist_ok=True)
     for name in WRITTEN:

@@ -63,6 +63,8 @@ def find_inputs(names: Iterable, out: Path | None = None) -> tuple[list[Input], 
     """
     inputs, skipped = {}, []
     for name in map(str, names):
+        if not name:
+            raise ValueError("an INPUT is empty, as that of a variable which is not set")
         paths = [Path(name)] if Path(name).exists() else sorted(map(Path, glob.glob(name, recursive=True)))
         if not paths:
             raise ValueError(f"{name}: no such file or folder, and no file matches")
@@ -239,7 +241,7 @@ READERS = {
 
 def read(source: Input, reading: Reading, stats: Stats) -> Iterator[Document]:
     """The documents of an input. Raises ValueError for damage, with the file and the last good document; with
-    errors="replace", damage ends the file and is counted."""
+    errors="replace", damage ends the file and is counted. Raises OSError for a file that the system does not give."""
     last = "the start"
     try:
         with open_binary(source.path) as stream:
@@ -247,6 +249,8 @@ def read(source: Input, reading: Reading, stats: Stats) -> Iterator[Document]:
                 last = document.place
                 yield document
     except (*DAMAGE, SyntaxError, Bad) as error:  # SyntaxError is an XML parser's
+        if isinstance(error, OSError) and error.errno:  # no damage: a lost mount, for example
+            raise
         what = str(error) if isinstance(error, Bad) else f"{source.path}: cannot be read after {last}: {error!r}"
         if reading.errors == "strict":
             raise ValueError(f"{what}; replace the file, or go on with --errors replace") from error
@@ -314,5 +318,20 @@ def paragraphs(document: Document) -> list[str]:
         _wiki_text(mwparserfromhell.parse(document.text, skip_style_tags=True).nodes, out)
     except (mwparserfromhell.parser.ParserError, RecursionError) as error:
         raise ValueError(f"{document.place}: {error!r}") from error
-    text = re.sub(r"'{2,}", "", "".join(out))  # '' and ''' are italics and bold
-    return MAGIC_WORD.sub("", text).split("\n")
+    return [_without_quotes(line) for line in MAGIC_WORD.sub("", "".join(out)).split("\n")]
+
+
+def _without_quotes(line: str) -> str:
+    """A line of wiki text without its marks of italics (two apostrophes) and bold (three; five for both), told from
+    apostrophes as MediaWiki does: where both are left open, one mark of bold is an apostrophe before one of italics."""
+    texts, sizes = re.split("'{2,}", line), [len(run) for run in re.findall("'{2,}", line)]
+    for i, size in enumerate(sizes):
+        sizes[i] = 3 if size == 4 else min(size, 5)
+        texts[i] += "'" * (size - sizes[i])
+    if sum(size != 3 for size in sizes) % 2 and sum(size != 2 for size in sizes) % 2:
+        bold = [i for i, size in enumerate(sizes) if size == 3]
+        # preferably behind a word of one letter, else behind a longer one, else behind a space
+        rank = {i: 2 if texts[i].endswith(" ") else 0 if texts[i][-2:-1] == " " else 1 for i in bold}
+        if bold:
+            texts[min(bold, key=rank.__getitem__)] += "'"
+    return "".join(texts)

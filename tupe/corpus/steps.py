@@ -114,10 +114,9 @@ def clean_paragraphs(texts: Iterable[str], stats: Stats, normaliser: Normaliser 
 _WORDS = re.compile(r"[-.,:/]?\d[^\W_]*|[^\W_]+|[^\w\s]")
 
 
-@functools.cache
 def _says_nothing(word):
     """Whether a copy of a document may lack a word: a mark of punctuation."""
-    return unicodedata.category(word[0])[0] == "P" and len(word) == 1 and word not in "%&#@/\\"
+    return len(word) == 1 and unicodedata.category(word)[0] == "P" and word not in "%&#@/\\"
 
 
 def document_hash(text: str) -> bytes:

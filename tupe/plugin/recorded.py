@@ -95,10 +95,11 @@ class RecordedTask:
             refuse_settings(config)
             choose_precision(config)
             split_over_processes(config)
+            updates = count_updates(self, config)
             if config.lr_scheduler._name == SCHEDULE and not config.lr_scheduler.total_num_update > 0:
-                config.lr_scheduler.total_num_update = count_updates(self, config)
+                config.lr_scheduler.total_num_update = updates
             config.task.data = ":".join(os.path.abspath(folder) for folder in folders_of(config.task.data))
-            self.run = begin(self._new_record(config), config)
+            self.run = begin(self._new_record(config), config, updates)
         return super().build_criterion(cfg, **kwargs)
 
     def _new_record(self, config):
@@ -201,21 +202,35 @@ class FairseqRun(Run):
         except ValueError:
             return None
 
+    def saved(self) -> tuple[int, int]:
+        """(epochs, updates) of the folder's last checkpoint; zeros without one."""
+        state = self.checkpoint()
+        return (state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state)) if state else (0, 0)
+
     def is_saved(self) -> bool:
         """Whether the folder's last checkpoint is from the end of the run."""
-        state = self.checkpoint()
-        return state is not None and self._reached(
-            state["extra_state"]["train_iterator"]["epoch"] - 1, num_updates(state)
+        return reaches(self.record.budget, *self.saved())
+
+    def has_ended(self) -> bool:
+        """Whether what the folder holds has come to the end that it was begun with, though a kill may have come before
+        its record said so."""
+        return self.earlier is not None and (
+            self.earlier.state == "finished" or reaches(self.earlier.budget, *self.saved())
         )
+
+    def check_length(self) -> None:
+        """Raise ValueError if the folder holds a run that goes on beyond the end of this one."""
+        if self.earlier and not self.has_ended() and not self.options.reset_optimizer:
+            for name, count in zip(("max_epoch", "max_update"), self.saved(), strict=True):
+                if count > self.record.budget.get(name, float("inf")):
+                    has, flag = f"{count} {name.partition('_')[2]}s", f"--{name.replace('_', '-')}"
+                    raise ValueError(f"{self.folder} has {has}; {flag}: valid: at least {count}, or another folder")
 
     def is_scored(self) -> bool:
         """Whether every split has scores from the end of the run."""
-        scored = {e["split"] for e in self.record.scores if self._reached(e["epoch"], e["num_updates"])}
-        return scored == set(self.record.splits)
-
-    def _reached(self, epochs, updates):
         budget = self.record.budget
-        return epochs >= budget.get("max_epoch", float("inf")) or updates >= budget.get("max_update", float("inf"))
+        scored = {e["split"] for e in self.record.scores if reaches(budget, e["epoch"], e["num_updates"])}
+        return scored == set(self.record.splits)
 
     @property
     def ends_with_scores(self) -> bool:
@@ -244,16 +259,18 @@ class FairseqRun(Run):
             (self.folder / "crash.pt").unlink(missing_ok=True)  # fairseq writes it when a run diverges
         super().end(true_reason(error), status)
 
-    def watch(self, yes: bool | None) -> None:
-        """Begin to follow the progress. yes: whatever it takes on a CPU; None: not even the time is told."""
+    def watch(self, updates: int, yes: bool | None) -> None:
+        """Begin to follow the progress. updates: of the run, 0 if that is not known; yes: whatever it takes on a CPU;
+        None: not even the time is told."""
         config, section = self.config, self.config.distributed_training
-        updates = 0 if config.optimization.max_epoch > 0 else config.optimization.max_update  # 0: not known
-        if config.lr_scheduler._name == SCHEDULE:
-            updates = round(config.lr_scheduler.total_num_update)
         # fairseq would send itself a signal after that time, which a process that hangs does not handle.
         timeout, section.heartbeat_timeout = section.heartbeat_timeout, -1
         cpu, tells = config.common.cpu or not torch.cuda.is_available(), self.writes and yes is not None
         self.progress = Progress(updates, cpu, tells, bool(yes), timeout, self.note_stall)
+
+
+def reaches(budget: dict, epochs: int, updates: int) -> bool:
+    return epochs >= budget.get("max_epoch", float("inf")) or updates >= budget.get("max_update", float("inf"))
 
 
 # ------------------------------------------------------------------------------------- the one run of this process
@@ -267,11 +284,11 @@ def active() -> FairseqRun | None:
     return None if _run is None or _run.progress.ended.is_set() else _run
 
 
-def begin(record: Record, config: DictConfig) -> FairseqRun | None:
+def begin(record: Record, config: DictConfig, updates: int) -> FairseqRun | None:
     """Begin or resume a run, or return None for one that is finished: nothing will be trained then.
 
-    config: the whole configuration. Raises BlockingIOError if another process trains in the folder, and Refused if
-    the folder holds another run.
+    config: the whole configuration; updates: of the run, 0 if that is not known. Raises BlockingIOError if another
+    process trains in the folder, and Refused if the folder holds another run, or more than this one would be.
     """
     global _run
     run = FairseqRun(record, config)
@@ -285,6 +302,7 @@ def begin(record: Record, config: DictConfig) -> FairseqRun | None:
             remove_partial(run.folder)
         if torch.distributed.is_initialized():  # the others look at the folder too
             torch.distributed.barrier()
+        run.check_length()
         run.go_on()
     except ValueError as error:
         raise Refused(str(error)) from None
@@ -293,12 +311,13 @@ def begin(record: Record, config: DictConfig) -> FairseqRun | None:
         if run.writes:
             publish(run.folder, config.task.data)
             logger.warning(f"{run.folder} holds the finished run already: nothing to train")
-            if run.earlier and run.earlier.state != "finished":  # it was killed after its last checkpoint
-                run.earlier.end()
-                run.earlier.save(run.folder)
+            if run.earlier and run.earlier.state != "finished":  # it was killed then, or is to end here
+                ended = run.earlier if run.has_ended() else run.record
+                ended.end()
+                ended.save(run.folder)
         return None
     _run = run
-    run.watch(_yes)
+    run.watch(updates, _yes)
     return run
 
 

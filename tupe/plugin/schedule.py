@@ -85,9 +85,11 @@ def check_one_rate(schedule: str, rates: list[float]) -> None:
 
 
 def count_updates(task: FairseqTask, config: DictConfig) -> int:
-    """Updates in `max_epoch` epochs, or `max_update` if that is less. task: one whose data sets are `ordered.Items`;
-    config: the whole one."""
-    data, most = config.dataset, config.optimization.max_update
+    """Updates in `max_epoch` epochs, or `max_update` if that is less or there is no other; 0 without either. task: one
+    whose data sets are `ordered.Items`; config: the whole one."""
+    data, most = config.dataset, max(config.optimization.max_update, 0)
+    if not config.optimization.max_epoch > 0:
+        return most
     task.load_dataset(data.train_subset, combine=True)
     items = task.dataset(data.train_subset)
     sequences = items.batch_size(data.batch_size, data.max_tokens)

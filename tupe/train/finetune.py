@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checkpoints.trained import read_model
+from ..common.architectures import ELECTRA, split_size
 from ..data.examples import Examples, collate
 from ..data.glue import TASKS, glue_name, score, write_predictions
 from ..encoder import ClassificationHead, Encoder, LMHead, of_cls
@@ -43,7 +44,8 @@ def new_model(recipe: Settled, task: str) -> ForGlue:
     config = found.config
     torch.manual_seed(recipe.seed)
     Encoder(config.vocab_size, 1, 2, model)  # whose random numbers the head's come after
-    LMHead(model.width, config.vocab_size, config=model)
+    if split_size(recipe.architecture)[0] not in ELECTRA:  # whose generator has its own
+        LMHead(model.width, config.vocab_size, config=model)
     head = ClassificationHead(model.width, config.classifier_inner, glue.outputs, model.pooler_dropout)
     found.classifier.load_state_dict(head.state_dict())
     encoder = found.tupe.encoder

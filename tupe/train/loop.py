@@ -232,6 +232,11 @@ class Loop:
         if checkpoint:
             self.load(checkpoint)
         if self.recipe.compile == "graphs":  # after loading, which finds no gradients then
+            if self.told:
+                name = type(self.told[0]).__name__
+                raise ValueError(
+                    f"--compile graphs: {name} changes with the updates, and a graph does not; leave it out"
+                )
             self.graphs = Graphs(self.passes, self.computing)
         batches = iter(loader(self.dataset, self.batches, self.recipe.num_workers, self.collate))
         self.began = time.monotonic()
