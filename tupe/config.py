@@ -88,7 +88,12 @@ class Training:
     valid_subset: str = option("valid", "dataset", "The splits to validate on.", record=APART)
     max_valid_steps: int = option(0, "dataset", "The largest number of batches in a validation.", COUNT, of=(PRETRAIN,))
     validate_interval_updates: int = option(
-        0, "dataset", "Updates between validations; fairseq validates at checkpoints, too.", UPDATES, of=(PRETRAIN,), record=CHANGES
+        0,
+        "dataset",
+        "Updates between validations; fairseq validates at checkpoints, too.",
+        UPDATES,
+        of=(PRETRAIN,),
+        record=CHANGES,
     )
     disable_validation: bool = option(False, "dataset", "Do not validate.", of=(PRETRAIN,), record=CHANGES)
     lr: list[float] = option([0.25], "optimization", "The highest learning rate.", RATE)
