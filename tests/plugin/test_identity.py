@@ -238,7 +238,7 @@ def test_batches_are_counted_over_all_processes(data, tmp_path, monkeypatch):
 
     train(pretrain_arguments(data, tmp_path, *OPTIONS, "--update-freq=4", "--max-valid-steps=4"))
     config, seen = read(tmp_path).config, []
-    monkeypatch.setattr("tupe.plugin.recorded.begin", lambda record, config: seen.append(settings(config)))
+    monkeypatch.setattr("tupe.plugin.recorded.begin", lambda record, config, updates: seen.append(settings(config)))
     monkeypatch.setattr(utils, "get_global_world_size", lambda: 2)
     words = ["--update-freq=2", "--max-valid-steps=4", "--batch-size-valid=2", "--no-save", "--max-update=1"]
     train(pretrain_arguments(data, tmp_path / "x", *OPTIONS, *words))
