@@ -221,23 +221,34 @@ def add_scores(new: Iterable[Score], tables: Path = TABLES) -> None:
     write_atomically(tables / "finetuned.csv", TextTable.plain(["run", *Score._fields[1:]], rows).csv())
 
 
-def downstream(found: Sequence[Score]) -> list[str]:
-    """(d): medians over fine-tuning seeds, and differences from BERT-A paired by the pre-training seed. A sentence that
-    says how many there are, until all are."""
-    of = defaultdict(dict)  # (model, pre-training seed, task) -> {fine-tuning seed: score}
+def finetuned(found: Sequence[Score]) -> dict[tuple[str, int, str], Seeds]:
+    """{(model, pre-training seed, task): {fine-tuning seed: score}} of (d)."""
+    of = {(model, seed, task): {} for model in MODELS for seed in STAGES["downstream"]["seeds"] for task in TASKS}
     planned = {(stage, model) for model, stage in MODELS.items()}
     for one in found:
         if (one.trial.stage, one.trial.model) in planned and one.rate == RATE and one.seed in FINETUNING_SEEDS:
             of[one.trial.model, one.trial.seed, one.task][one.seed] = one.best
-    models, seeds = [*MODELS], STAGES["downstream"]["seeds"]
-    wanted = [(model, seed, task) for model in models for seed in seeds for task in TASKS]
-    done, needed = sum(len(of[key]) for key in wanted), len(wanted) * len(FINETUNING_SEEDS)
+    return of
+
+
+def medians_of(of: dict[tuple[str, int, str], Seeds]) -> dict[str, dict[str, Seeds]]:
+    """{task: {model: {pre-training seed: median over fine-tuning seeds}}}; "average": of the four tasks."""
+    median = {key: statistics.median(scores.values()) for key, scores in of.items()}
+    seeds = STAGES["downstream"]["seeds"]
+    medians = {task: {m: {s: median[m, s, task] for s in seeds} for m in MODELS} for task in TASKS}
+    medians["average"] = {m: {s: statistics.mean(medians[t][m][s] for t in TASKS) for s in seeds} for m in MODELS}
+    return medians
+
+
+def downstream(found: Sequence[Score]) -> list[str]:
+    """(d): medians over fine-tuning seeds, and differences from BERT-A paired by the pre-training seed. A sentence that
+    says how many there are, until all are."""
+    of, seeds = finetuned(found), STAGES["downstream"]["seeds"]
+    done, needed = sum(map(len, of.values())), len(of) * len(FINETUNING_SEEDS)
     lines = ["### (d) Downstream\n", f"{done} of {needed} fine-tunings.\n"]
     if done < needed:
         return lines
-    median = {key: statistics.median(scores.values()) for key, scores in of.items()}
-    medians = {task: {m: {s: median[m, s, task] for s in seeds} for m in models} for task in TASKS}
-    medians["average"] = {m: {s: statistics.mean(medians[t][m][s] for t in TASKS) for s in seeds} for m in models}
+    medians = medians_of(of)
 
     def spread(task: str, model: str) -> str:
         return number(statistics.mean(statistics.stdev(of[model, seed, task].values()) for seed in seeds), 1)
