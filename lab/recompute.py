@@ -41,6 +41,7 @@ from .estimates import (
 )
 from .known import FIRST, TABLES, Runs, step_ratios
 from .plan import LATER, Trial
+from .third import finetuned, medians_of, scores
 
 ROOT = Path(__file__).parents[1]
 MARGIN = 0.1  # bits, of equivalence
@@ -296,6 +297,14 @@ def results(e: Evidence) -> Iterator[str]:
     yield f"BERT-A's curve is TUPE-A's, {span(fit.delay for fit in fits)} updates later and {offset} bits higher"
     late, given = "tupe_a_from_1850", "bert_a_trained"
     yield f"it still ended {e.gain('delay', late)} bits per masked token below BERT-A."
+    medians = medians_of(finetuned(scores()))
+    tupe_a, tupe_r, cola = (
+        of_contrast(contrast(medians[task][model], medians[task]["bert_a"]), 1)
+        for task, model in (("average", "tupe_a"), ("average", "tupe_r"), ("CoLA", "tupe_a"))
+    )
+    yield f"mini TUPE-A scores {tupe_a} points more than BERT-A on average"
+    yield f"TUPE-A's average is {tupe_a} points above BERT-A's, and TUPE-R's {tupe_r}."
+    yield f"{cola} of TUPE-A on CoLA."
     yield f"It left the plateau after {e.exits('delay', late)} updates, BERT-A after {e.exits('delay', 'bert_a')}."
     later = span(-one.delay for one in e.of("delay", late))
     yield f"it was {e.gain('delay', late)} bits ahead, though it had left {later} updates later. We had predicted 0.25."
