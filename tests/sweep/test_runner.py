@@ -107,7 +107,7 @@ def test_a_job_whose_data_worker_died_is_run_once_more(tmp_path):
     assert starts(once, always) == [2, 2]
 
 
-def test_another_runner_takes_what_is_run_once_more(tmp_path, monkeypatch):
+def test_another_runner_takes_what_is_run_once_more(tmp_path):
     """The runner whose job lost its worker has others to do first; the second one finds it open."""
     dead = "sys.exit('RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.')"
     once = job(tmp_path / "once", f"if not (folder / 'again').exists(): (folder / 'again').touch(); {dead}")

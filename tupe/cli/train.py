@@ -24,7 +24,7 @@ from ..config import FINETUNE, PRETRAIN
 from ..names import schemes_in, unknown_scheme
 from ..run.folder import is_locked
 
-RECIPES = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - {"finetune"})
+RECIPES = [name for name in options.RECIPES if name != "finetune"]
 OWN = "own"  # of configs/glue: any other task
 GLUE = sorted({path.stem for path in (CONFIGS / "glue").glob("*.yaml")} - {OWN})  # cola, mnli, ...
 ENGINES = {"fairseq": "plugin", "torch": "train"}  # where they are

@@ -23,6 +23,7 @@ from ..run.record import BUSY, REFUSED
 from ..run.stop import handled
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the recipes, from a checkout as from an installed wheel
+RECIPES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
 class NamedPath(click.Path):

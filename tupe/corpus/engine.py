@@ -131,8 +131,9 @@ class Preparation:
 
 def _is_ours(there, work):
     """Whether all these names in a folder, and those in its `work`, are what an unfinished run leaves."""
-    names = {path.name for path in work.iterdir()} if work.is_dir() else {""}
-    return names <= set(FOLDERS) and all(name in ("work", *WRITTEN) or name.endswith(PARTIAL) for name in there)
+    if not work.is_dir() or not {path.name for path in work.iterdir()} <= set(FOLDERS):
+        return False
+    return all(name in ("work", *WRITTEN) or name.endswith(PARTIAL) for name in there)
 
 
 def _claim(out, settings):

@@ -100,7 +100,8 @@ def losses_table(states: dict[runner.Job, str]) -> TextTable:
 @click.option("--presets", type=ListOf(), help="Files of configs/model.")
 @click.option("--position", multiple=True, help="A position encoding by its name, in place of BERT's. Can be repeated.")
 @options.size("tiny", help="The size of all models.")
-@click.option("--recipe", default="pretrain_small", show_default=True, help="The recipe (the paper's: pretrain).")
+@click.option("--recipe", type=options.OneOf(options.RECIPES), default="pretrain_small", show_default=True,
+              help="The recipe (the paper's: pretrain).")  # fmt: skip
 @click.option("--pretraining-seeds", type=ListOf(int), help="Seeds of the pre-training (default: the recipe's one).")
 @click.option("--dry-run", is_flag=True, help="Print the commands of all jobs, and run none.")
 @click.option("--retry-failed", is_flag=True, help="Run failed jobs again, as killed ones always are.")

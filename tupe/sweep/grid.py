@@ -17,7 +17,7 @@ import click
 
 from .. import config
 from ..common import options
-from ..common.options import CONFIGS, did_you_mean, split_files, task_key
+from ..common.options import split_files, task_key
 from ..common.prepared import tasks_in
 from ..run.folder import locked, write_atomically
 from ..run.record import another
@@ -48,9 +48,6 @@ class Sweep:
         Fine-tuning defaults to the paper's search on every prepared task. Raises ValueError for a task without
         data and for options that the sweep decides itself.
         """
-        recipes = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-        if recipe not in recipes:
-            raise ValueError(f"--recipe: {recipe!r} is not known{did_you_mean(recipe, recipes)}")
         common = options_in(common)
         grid = {_option(name): [_canonical(value) for value in values] for name, values in grid.items()}
         grid |= {name: [_absolute(name, value) for value in grid[name]] for name in FILES if name in grid}
@@ -230,7 +227,8 @@ def _with_paper_search(grid, common):
 
 
 @click.command(cls=options.Command, context_settings={"ignore_unknown_options": True})
-@click.option("--recipe", default="finetune", show_default=True, help="The recipe: a file of configs/, without .yaml.")
+@click.option("--recipe", type=options.OneOf(options.RECIPES), default="finetune", show_default=True,
+              help="The recipe: a file of configs/.")  # fmt: skip
 @options.output("The folder of the sweep. An existing one is resumed, and a wider grid extends it.", shared=True)
 @click.option(
     "--grid", multiple=True, metavar="NAME=A,B,...",
