@@ -9,6 +9,12 @@ def polynomial(done: int, warmup: float, total: float) -> float:
     return 1 - (done - warmup) / (total - warmup) if done < total else 0.0
 
 
+def check_constant(warmup: int, cooldown: int, total: int) -> None:
+    """Raise ValueError for a warm-up and a cool-down that are longer than the run together."""
+    if warmup + cooldown > total:
+        raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
+
+
 def constant(done: int, warmup: int, cooldown: int, total: int) -> float:
     """It rises to 1 in `warmup` updates, is 1, and falls to 0 in the last `cooldown` of all `total`."""
     if done < warmup:

@@ -15,7 +15,7 @@ from fairseq.optim.lr_scheduler.polynomial_decay_schedule import (
 from fairseq.tasks import FairseqTask
 from omegaconf import II, DictConfig
 
-from ..common.rates import constant
+from ..common.rates import check_constant, constant
 
 SCHEDULE = "polynomial_decay_ratio"
 
@@ -66,9 +66,7 @@ class ConstantCooldown(FairseqLRScheduler):
     def __init__(self, cfg: "ConstantCooldownConfig", optimizer: FairseqOptimizer):
         check_one_rate("constant_cooldown", cfg.lr)
         super().__init__(cfg, optimizer)
-        warmup, cooldown, total = cfg.warmup_updates, cfg.cooldown_updates, cfg.total_num_update
-        if warmup + cooldown > total:
-            raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
+        check_constant(cfg.warmup_updates, cfg.cooldown_updates, cfg.total_num_update)
         self.step_update(0)
 
     def step_update(self, num_updates: int) -> float:

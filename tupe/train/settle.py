@@ -7,6 +7,7 @@ from typing import Any
 from ..checkpoints.trained import read_model
 from ..common.architectures import ELECTRA, architecture_of, named, plain_options, preset, split_size
 from ..common.options import did_you_mean
+from ..common.rates import check_constant
 from ..common.recipes import ARCH, FROM_CHECKPOINT, MODEL, Settings
 from ..config import COMPILE, FINETUNE, OF_SCHEDULE, OF_SCHEDULES, OPTIONS, PRETRAIN, Training
 from ..encoder import Encoder
@@ -145,10 +146,9 @@ def count_held_out_text(values: dict[str, Any], shares: bool, processes: int) ->
 
 def check_schedule(settled: Settled) -> None:
     """Raise ValueError for a part of the schedule that it does not have, or that does not fit into it."""
-    warmup, cooldown, total = settled.warmup_updates, settled.cooldown_updates, settled.total_num_update
     for name in OF_SCHEDULES.difference(OF_SCHEDULE[settled.lr_scheduler]):
         if OPTIONS[name].place in settled.changed:
             valid = ", ".join(other for other in VALID[PRETRAIN]["lr_scheduler"] if name in OF_SCHEDULE[other])
             raise ValueError(f"{OPTIONS[name].flag}: valid with --lr-scheduler {valid}")
-    if settled.lr_scheduler == "constant_cooldown" and warmup + cooldown > total:
-        raise ValueError(f"{warmup} updates of warm-up and {cooldown} of cool-down: valid: at most {total} in all")
+    if settled.lr_scheduler == "constant_cooldown":
+        check_constant(settled.warmup_updates, settled.cooldown_updates, settled.total_num_update)
