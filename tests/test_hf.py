@@ -164,6 +164,29 @@ def test_a_saved_model_loads_where_this_package_is_not(tmp_path, monkeypatch):
         torch.testing.assert_close(torch.tensor(logits), model(torch.tensor([[4, 5, 5]])).logits)
 
 
+def test_a_folder_is_pushed_with_the_code_of_its_encoding(tmp_path, monkeypatch):
+    """With push_to_hub=True, transformers uploads it inside of `save_pretrained`."""
+    from transformers.utils.hub import PushToHubMixin
+
+    from tupe.hf import TupeConfig, TupeModel
+    from tupe.positions import SCHEMES, load_scheme_file
+
+    pushed = []
+
+    def upload(self, folder, *_, **__):
+        pushed.append((folder / "own_schemes.py").read_text())
+
+    monkeypatch.setattr(PushToHubMixin, "_upload_modified_files", upload)
+    (tmp_path / "mine.py").write_text(SCHEME)
+    load_scheme_file(tmp_path / "mine.py")
+    try:
+        sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        TupeModel(TupeConfig(30, position="bare_slope", **sizes))._upload_modified_files(tmp_path)
+    finally:
+        del SCHEMES["bare_slope"]
+    assert "mine.py" in pushed[0]
+
+
 OTHERS = """
 import json, sys, torch, transformers
 assert not [name for name in sys.modules if name.partition(".")[0] == "tupe" and sys.modules[name]]

@@ -77,6 +77,19 @@ def test_a_command_names_the_package_that_it_lacks(tmp_path):
     assert said == f"1 Error: `tupe pretrain` needs fairseq, {there}\n"
 
 
+@pytest.mark.parametrize(("lacking", "said"), [
+    ("transformers", "`tupe minimal-pairs` needs transformers, which is not installed; scripts/setup.sh installs all"),
+    ("sentencepiece", "tupe minimal-pairs: text needs sentencepiece: pip install sentencepiece"),
+])  # fmt: skip
+def test_a_package_that_is_missing_later_is_named_in_one_line(lacking, said, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "a b c", "sentence_bad": "c b a"}\n')
+    words = ["minimal-pairs", str(ROOT / "models" / "tupe_r_mini"), f"--pairs={tmp_path}/pairs.jsonl"]
+    words.append(f"--output={tmp_path}/out")
+    script = "from click.testing import CliRunner\nfrom tupe.cli import main\n"
+    script += f"result = CliRunner().invoke(main, {words})\nprint(result.exit_code, result.output.strip())"
+    assert said in run(BLOCK.format(names=[lacking]) + script)
+
+
 def distributions(*names):
     """These and all that they need, as installed here."""
     names, closure = list(names), {}

@@ -365,6 +365,32 @@ def test_a_frozen_bias_stays_frozen_and_threads_do_not_disturb_each_other():
     assert len(errors) == 40 and max(errors) < 1e-4
 
 
+def test_a_bias_of_the_same_size_stays_the_one_that_an_optimizer_knows():
+    model = make()
+    bias = model.lm_head.bias
+    model.resize_token_embeddings(40)
+    assert model.lm_head.bias is bias
+
+
+def test_an_update_without_labels_has_a_loss_of_0():
+    """Trainer gives the number of labels of all its batches, which is 0 where the collator masked nothing."""
+    for model in (make(), make(modeling.TupeForTokenClassification)):
+        for count in (None, 0, torch.tensor(0)):
+            model.zero_grad()
+            loss = model(IDS, labels=torch.full_like(IDS, -100), num_items_in_batch=count).loss
+            loss.backward()
+            assert loss == 0 and all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+def test_an_empty_sequence_has_no_features_of_another():
+    model = make(modeling.TupeForSequenceClassification)
+    ids = torch.tensor([[0, 5, 6, 2, 1, 1, 1, 1], [1] * 8, [0, 7, 8, 9, 2, 1, 1, 1]])
+    logits, whole = model(ids).logits, model(ids, output_hidden_states=True).logits
+    torch.testing.assert_close(logits, whole)
+    ids[2, 1:4] = torch.tensor([11, 12, 13])
+    torch.testing.assert_close(model(ids).logits[:2], logits[:2])
+
+
 def test_prompts_are_tuned():
     peft = pytest.importorskip("peft")
     model = make(modeling.TupeForSequenceClassification)
@@ -488,7 +514,7 @@ def test_compiled_code_is_one_graph_in_the_first_call_and_few_over_lengths():
     compiled = torch.compile(model, backend=count, fullgraph=True)
     for length in (8, 5, 13, 21, 34):
         ids, mask = texts(2, length)
-        out = compiled(ids, mask).logits
+        out = compiled(ids, mask, token_type_ids=torch.zeros_like(ids)).logits
         torch.testing.assert_close(out[mask == 1], model(ids, mask).logits[mask == 1], rtol=1e-4, atol=1e-5)
     assert 1 <= len(graphs) <= 3
 

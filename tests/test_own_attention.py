@@ -13,13 +13,17 @@ from torch.utils.checkpoint import checkpoint
 
 from tupe.encoder import Encoder
 from tupe.own_attention import PositionEncoding
-from tupe.positions import overrides
+from tupe.positions import overrides, parse
 from tupe.schemes import SCHEMES
 
 NAMES = ["window:size:3" if name == "window" else name for name in SCHEMES]
 SUMS = ["untied+t5", "rope+window:size:3", "absolute+t5", "t5+urpe", "shaw:layer"]
 UNTIED = ["untied+t5", "alibi+window:size:3", "deberta"]
 B, L, HEADS, WIDTH = 2, 10, 4, 32
+
+
+def is_causal(position):
+    return all(SCHEMES[one.name].causal for one in parse(position))
 
 
 class Layer(nn.Module):
@@ -88,7 +92,7 @@ def test_equals_the_encoder(position, cls):
     torch.testing.assert_close(x[mask], encoder(tokens)[0][mask], atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("position", [name for name in NAMES + SUMS if name != "log_length"])
+@pytest.mark.parametrize("position", [name for name in NAMES + SUMS if is_causal(name)])
 def test_causal_attention_sees_no_later_token(position):
     """A sequence that is cut after six tokens has the same outputs, and the same gradients, for these six."""
     torch.manual_seed(0)
@@ -108,7 +112,7 @@ def test_compiles_to_one_graph(position):
         torch._dynamo.reset()
         model, x = Model(name), torch.randn(B, L, WIDTH)
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        for mask, causal in ((None, False), (padding(), False), (None, name != "log_length")):
+        for mask, causal in ((None, False), (padding(), False), (None, is_causal(name))):
             kept = slice(None) if mask is None else mask
             torch.testing.assert_close(
                 compiled(x, mask, causal)[kept], model(x, mask, causal)[kept], atol=1e-5, rtol=1e-4
@@ -184,7 +188,7 @@ def test_refusals_say_what_to_pass():
     for mask in (torch.ones(B, L), torch.ones(B, 1, L, L, dtype=torch.bool)):
         with pytest.raises(ValueError, match=r"valid: torch.bool of shape \[2, 10\], True at tokens"):
             rope.attention(q, q, q, mask=mask)
-    with pytest.raises(ValueError, match="log_length, which reads later tokens; leave log_length out"):
+    with pytest.raises(ValueError, match="log_length, which needs later tokens; leave log_length out"):
         PositionEncoding("rope+log_length", width=WIDTH, heads=HEADS).attention(q, q, q, causal=True)
     for position, argument in (("deberta_v2", "project="), ("cable", "x="), ("selective_rope", "x=")):
         with pytest.raises(ValueError, match=f"the encoding {position} needs {argument}, the layer's "):
@@ -227,6 +231,8 @@ def test_layers_that_the_encoding_does_not_have_are_refused(layer):
     q = torch.randn(B, HEADS, L, 8)
     with pytest.raises(ValueError, match=rf"layer={layer}; valid: 0 to 0. Give layers="):
         PositionEncoding("t5:layer", width=WIDTH, heads=HEADS).attention(q, q, q, layer=layer)
+    with pytest.raises(ValueError, match=rf"layer={layer}; valid: 0 to 0. Give layers="):  # whose projections differ
+        PositionEncoding("deberta", width=WIDTH, heads=HEADS).attention(q, q, q, layer=layer)
 
 
 def test_the_page_prints_what_it_shows():

@@ -111,6 +111,8 @@ def test_given_words_are_cut_as_in_their_text(words, tokenizer):
     expected = tokenizer(" ".join(words))["input_ids"]
     assert tokenizer(words, is_split_into_words=True)["input_ids"] == expected
     assert tokenizer.encode(words, is_split_into_words=True) == expected
+    pieces = tokenizer.tokenize(words, is_split_into_words=True)
+    assert tokenizer.convert_tokens_to_ids(pieces) == expected[1:-1]
 
 
 def test_whole_words_are_masked(tokenizer):

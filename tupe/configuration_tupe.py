@@ -103,7 +103,7 @@ def definitions_in(code: str) -> dict[str, str]:
 
 
 class TupeConfig(PretrainedConfig):
-    """The options of `ModelConfig` in encoder.py, some of them under the names that transformers gives them
+    """The options of `ModelConfig` in model_config.py, some of them under the names that transformers gives them
     (`hidden_size`, `num_hidden_layers`, ...).
 
     classifier_inner: width inside the classification head, None for the model's. classifier_name: name of the

@@ -319,7 +319,7 @@ class Stack(nn.Module):
             if return_all_hiddens:
                 hiddens.append(x)
         if selected is not None:
-            return x[: len(selected)], None
+            return packing.zeroed(x[: len(selected)], selected), None
         x = packing.unpack(x)
         all_hiddens = [packing.unpack(h) for h in hiddens] if return_all_hiddens else None
         return (x if output_indices is None else x.flatten(0, 1)[output_indices]), all_hiddens

@@ -84,7 +84,7 @@ def lm_loss(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
     """`F.cross_entropy(F.linear(x, weight, bias).float(), targets, reduction="sum")` without holding all logits
     at once.
 
-    x [n, C], weight [V, C], bias [V], targets [n].
+    x [n, C], weight [V, C], bias [V], targets [n]: ids, and -100, which has no loss, in compiled code alone.
     """
     dtype = precision_of(x)
     with torch.autocast(autocast_device(x.device.type), enabled=False):

@@ -57,15 +57,23 @@ class TupePreTrainedModel(PreTrainedModel):
     def save_pretrained(self, save_directory: str | Path, *args: Any, **options: Any) -> None:
         """As every model's, with the code, a user's encodings too: the folder loads where this package is not."""
         self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(save_directory, *args, **options)
+        self.write_own_code(save_directory)
+        Path(save_directory, "checksums.json").unlink(missing_ok=True)  # of what was here before
+
+    def write_own_code(self, folder: str | Path) -> None:
         try:
             own = own_code(self.config.position)
         except ValueError as error:  # in Trainer, hours into a training
-            logger.warning(f"{save_directory} gets no code of its encoding, and loads where that is imported: {error}")
+            logger.warning(f"{folder} gets no code of its encoding, and loads where that is imported: {error}")
             own = {}
-        super().save_pretrained(save_directory, *args, **options)
         for name, code in own.items():
-            Path(save_directory, name).write_text(code, encoding="utf-8")
-        Path(save_directory, "checksums.json").unlink(missing_ok=True)  # of what was here before
+            Path(folder, name).write_text(code, encoding="utf-8")
+
+    def _upload_modified_files(self, working_dir: str | Path, *args: Any, **options: Any) -> Any:
+        """With push_to_hub=True, transformers uploads the folder before it returns to `save_pretrained` above."""
+        self.write_own_code(working_dir)
+        return super()._upload_modified_files(working_dir, *args, **options)
 
     @classmethod
     def from_pretrained(
@@ -117,7 +125,8 @@ def mean_cross_entropy(
     """The mean over the labels that are not ignored. If all are ignored it is 0: NaN would destroy the model. count:
     the number of labels in all batches of an update, if this is one of several."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=ignored, reduction="sum")
-    return total / (labels.ne(ignored).sum().clamp(min=1) if count is None else count)
+    count = labels.ne(ignored).sum() if count is None else count
+    return total / (count + (count == 0))
 
 
 def shifted_back(x: Tensor, by: Tensor) -> Tensor:
@@ -190,7 +199,7 @@ class TupeModel(TupePreTrainedModel):
             # Ids of padding where the mask is 0, and nowhere else: where it calls that id a token, which a collator may
             # have drawn in place of a masked one, the token's own vector goes beside the id of another.
             input_ids = input_ids.masked_fill(is_pad, self.config.bos_token_id).masked_fill(~mask, pad)
-        if token_type_ids is not None:
+        if token_type_ids is not None and not is_traced():
             self.check_segments(input_ids, token_type_ids)
         if shift:
             input_ids = shifted(input_ids, first)
@@ -228,7 +237,7 @@ class TupeModel(TupePreTrainedModel):
         segments = second_segment(input_ids, self.config.eos_token_id)
         if not learned:
             segments = torch.zeros_like(segments)
-        if token_type_ids[mask].any() and not torch.equal(token_type_ids[mask], segments[mask]):
+        if token_type_ids[mask].any() and (token_type_ids != segments)[mask].any():
             where = "begin after the first `</s> </s>`" if learned else "do not exist in this model"
             raise ValueError(f"token_type_ids would have no effect: segments {where}; leave them out")
 
@@ -304,9 +313,9 @@ class TupeForMaskedLM(TupeWithHead):
 
     def resize_token_embeddings(self, *args: Any, **options: Any) -> nn.Embedding:
         tokens = super().resize_token_embeddings(*args, **options)
-        added = len(tokens.weight) - len(self.lm_head.bias)
         old = self.lm_head.bias
-        self.lm_head.bias = nn.Parameter(F.pad(old.detach(), (0, added)), old.requires_grad)  # cut, if it is below 0
+        if added := len(tokens.weight) - len(old):  # else it stays the one that an optimizer knows
+            self.lm_head.bias = nn.Parameter(F.pad(old.detach(), (0, added)), old.requires_grad)  # cut, if below 0
         return tokens
 
     def logits(self, *inputs: Any) -> tuple[Tensor, BaseModelOutput]:

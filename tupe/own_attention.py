@@ -29,10 +29,11 @@ class PositionEncoding(nn.Module):
     what all layers share once per forward pass.
 
     position: a name with options, such as "rope:base:160000" or "untied+t5" (`tupe list schemes`). heads, layers: of
-    your model; head_dim: width / heads if not given. max_positions: the longest sequence, which encodings with a vector
-    per position need. cls: "untied" if the first token is [CLS] and is to be untied from positions (TUPE, section 3.2).
-    attention: "auto" takes PyTorch's kernels, ours where they are faster; "plain" is the formula, for checks. Raises
-    ValueError for names or sizes that do not fit together.
+    your model; head_dim: width / heads if not given. max_positions: the longest sequence in training; encodings with a
+    vector per position refuse longer ones, and rope:yarn, fope and log_length compute with the number. cls: "untied" if
+    the first token is [CLS] and is to be untied from positions (TUPE, section 3.2). attention: "auto" takes PyTorch's
+    kernels, ours where they are faster; "plain" is the formula, for checks. Raises ValueError for names or sizes that
+    do not fit together.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class PositionEncoding(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None, causal: bool = False) -> tuple[Tensor, "Terms"]:
         """x [B, L, C], the embedded tokens -> x with the encoding's vectors added, if it has some, and the terms of
-        attention. mask: [B, L], True at tokens and False at padding. causal: no token sees a later one. Raises
-        ValueError for a mask of another kind, and for a sequence that is too long."""
+        attention. mask: [B, L], True at tokens and False at padding, which stands on the right: positions count from
+        the first column. causal: no token sees a later one. Raises ValueError for a mask of another kind, and for a
+        sequence that is too long."""
         positions = self.positions.token_positions(x.size(1), x.device)
         vectors = self.positions.embed(positions)
         x = x if vectors is None else x + vectors.to(x.dtype)
@@ -79,7 +81,7 @@ class Terms:
     def __init__(self, encoding: PositionEncoding, token_positions: TokenPositions, mask: Tensor | None, causal: bool):
         self.positions, self.request = encoding.positions, encoding.backend
         if causal and (unfit := [name for name in self.positions if not SCHEMES[name].causal]):
-            raise ValueError(f"causal=True does not go with {unfit[0]}, which reads later tokens; leave {unfit[0]} out")
+            raise ValueError(f"causal=True does not go with {unfit[0]}, which needs later tokens; leave {unfit[0]} out")
         self.token_positions, self.mask, self.causal = token_positions, mask, causal
         self.terms: list[tuple[Tensor | None, Tensor | None]] = []  # of the layers, once they are asked for
         self.prepared: dict[tuple[int, int | None, torch.dtype], tuple[Backend, Any]] = {}
@@ -95,7 +97,8 @@ class Terms:
         probability, 0 outside of training.
 
         project: the layer's own projections, vectors [1, R, C] -> q, k, v [1, H, R, D], with which deberta_v2 projects
-        its vectors. x: the layer's input [B, L, C], from which cable and selective_rope compute distances and angles.
+        its vectors. x: what the layer projects to q, k and v [B, L, C], from which cable and selective_rope compute
+        distances and angles.
         Raises ValueError for vectors of another shape than the encoding has, and where one of the two, or the layer, is
         missing and the encoding needs it.
         """
@@ -132,7 +135,8 @@ class Terms:
                         f"{name} is {[*x.shape]}; valid: {[*map(int, valid)]}, [B, H, L, D]. Keys of earlier calls (a "
                         "cache) have no place here; repeat heads that queries share"
                     )
-        if self.positions.per_layer and not 0 <= layer < dims.layers:
+        of_layers = self.positions.per_layer or any(SCHEMES[name].own_projections for name in self.positions)
+        if of_layers and not 0 <= layer < dims.layers:
             raise ValueError(f"layer={layer}; valid: 0 to {dims.layers - 1}. Give layers= to `PositionEncoding`")
 
     def prepare_layers(self, dtype: torch.dtype) -> None:

@@ -22,7 +22,7 @@ class Packing(NamedTuple):
 
     mask: Tensor | None = None  # [B, L], False at padding; None: there is none
     indices: Tensor | None = None  # [T], of each row of x, into the flattened batch [B L]; None: x is [B, L, C]
-    rows: Tensor | None = None  # [B L], the row of x of each token, T at padding
+    rows: Tensor | None = None  # [B L], the row of x of each token, T at padding that x leaves out
     lengths: list[int] | None = None  # of `longest_first`: tokens of each sequence
     on_the_right: bool = False  # whether padding is known to stand behind each sequence's tokens
 
@@ -57,11 +57,18 @@ class Packing(NamedTuple):
         return Pack.apply(x, self.indices, self.rows) if torch.is_grad_enabled() else x.index_select(0, self.indices)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """[T, C] -> [B, L, C], 0 at padding."""
+        """[T, C] -> [B, L, C], 0 at padding but for the few tokens of it that make T round."""
         if self.mask is None or self.indices is None or self.rows is None:
             return x
         x = Unpack.apply(x, self.indices, self.rows) if torch.is_grad_enabled() else spread(x, self.rows)
         return x.view(*self.mask.shape, -1)
+
+    def zeroed(self, x: Tensor, indices: Tensor) -> Tensor:
+        """x [n, C], features of these tokens of the flattened batch, 0 at padding as in `unpack`: an empty sequence has
+        no other one's features."""
+        if self.indices is None or self.rows is None:
+            return x
+        return x.masked_fill(self.rows[indices].eq(len(self.indices))[:, None], 0)
 
     def select(self, output_indices: Tensor, of_attention: "Packing") -> "Selection":
         """output_indices: [n], into the flattened batch [B L]. On a CPU the list is padded to `rounded_up(n)`; drop the

@@ -238,9 +238,8 @@ class PositionScheme(nn.Module):
     first_word_row: int | None = None
     numbered = True  # whether hooks read `layer.index`: if none does, layers of a kind share their compiled code
     only_scales = False  # whether `rotate` only multiplies q and k by numbers, and so goes with any rotation
-    causal = True  # whether a token's terms depend on no later token, once later keys are hidden
-    # Parameters that weight decay leaves alone: those for which 0 is nothing to be drawn to. Some options have buffers
-    # of these names instead.
+    causal = True  # whether the encoding goes with hidden later keys: a token's terms depend on no later token
+    # Parameters that weight decay leaves alone: those that should not be pulled towards 0.
     undecayed: tuple[str, ...] = ()
 
     def __init__(self, dims: Dims):
@@ -256,7 +255,7 @@ class PositionScheme(nn.Module):
 
     def bias(self, positions: TokenPositions, scale: float) -> Tensor | None:
         """[H, R, L], logits that do not depend on the tokens, already multiplied by `scale` if the paper does so.
-        R is L; where memory is short, only a block of queries is asked for, `positions.queries`, as `spread` does."""
+        R is L; where memory is short, only the rows of `positions.queries` are asked for. `spread` returns these."""
 
     def cls_bias(self, scale: float) -> Tensor | None:
         """[2, H], the logits from [CLS] and to [CLS] if [CLS] is untied from positions."""
@@ -607,7 +606,7 @@ def check_combination(names: str, chosen: list[NamedScheme], cls: str) -> None:
         for one in chosen if one.name in ("rope", "window")
     }  # fmt: skip
     local = any(one.name == "rope" and {"local", "local_base"} & one.options.keys() for one in chosen)
-    if local and every.get("window") and every["rope"] != every["window"]:
+    if local and every.get("window") is not None and every["rope"] != every["window"]:
         raise ValueError(f"position={names}: rope's local layers are those with a window; give both the same every")
     if cls != "tied":
         if rotating:

@@ -13,8 +13,8 @@ from .positions import Dims, LayerContext, PositionScheme, register
 from .schemes_common import Clipped, LayerNorm, Linear, Table, at_least, per_head
 from .token_positions import TokenPositions
 
-# The logit of a key that a head must not see. Every normaliser makes exactly 0 of it, as of -inf, of which swish would
-# make NaN; and half precision can hold it.
+# The logit of a key that a head must not see. Every normaliser maps it to exactly 0. -inf would do as well, but
+# swish turns that into NaN. Half precision can hold this one.
 HIDDEN = -3e4
 
 
@@ -193,10 +193,10 @@ class Factored(Clipped):
 class Alibi(PositionScheme):
     """ALiBi (Press et al., 2022): a slope m per head times the distance, -m_h |j - i|, without parameters.
 
-    The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose among
-    two ways here (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the default;
-    sides: slopes of their own for left and right, here 2H heads' slopes in turn (our choice: he learns them). learned:
-    the slopes are learned, as logarithms, from those values on.
+    The paper's is for attention to the left; on both sides alike it cannot tell left from right. Encoders choose
+    between two ways here (Press's answer on encoders, issue 5 of attention_with_linear_biases): both sides alike, the
+    default; sides: slopes of their own for left and right, here 2H heads' slopes in turn (our choice: he learns them).
+    learned: the slopes are learned, as logarithms, from those values on.
     """
 
     paper, formula = "Press et al. 2022", "-m_h |j - i|"
@@ -237,6 +237,7 @@ class Directions(PositionScheme):
     """
 
     paper, formula = "Dual Triangle, 2026", "a_ij = 0 for j > i in half of the heads, for j < i in the others"
+    causal = False
 
     def __init__(self, dims: Dims):
         super().__init__(dims)
@@ -333,8 +334,8 @@ class ContinuousBias(PositionScheme):
 
     g_h(sign(j - i) log(1 + |j - i|)), with `width` hidden units and ReLU. As in the authors' code the logit is bounded,
     16 sigmoid(g); here 8 lower, 8 tanh(g / 2), which softmax does not see, so that it starts near 0. They divide
-    offsets by the size of the window, which a text has not, give the logarithm another base, and each layer its own
-    MLP: cpb:layer.
+    offsets by the size of the window, which a text does not have, give the logarithm another base, and each layer its
+    own MLP: cpb:layer.
     """
 
     paper, formula = "Liu et al. 2022 (Swin v2)", "8 tanh(MLP_h(sign(j - i) log(1 + |j - i|)) / 2)"

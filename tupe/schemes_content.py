@@ -28,8 +28,8 @@ from .token_positions import TokenPositions
 
 
 class RelativeVectors(Clipped):
-    """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64 (our
-    choice; their base model has 16, and `shaw_values` too)."""
+    """Base of Shaw et al. (2018): a vector r per clipped offset, shared by all heads. Offsets are clipped at 64, in
+    `shaw_values` too (our choice; their base model has 16)."""
 
     numbered = False
 

@@ -57,9 +57,11 @@ class Rope(LearnedFrequencies, PositionScheme):
             raise ValueError("learned:True has no bases; local_base has no meaning beside it")
         if every != 3 and not (local or local_base):
             raise ValueError("every has no meaning without local:True or a local_base")
-        if local and (local_base or every == 1):
-            raise ValueError("local:True leaves only local layers, which have one base: every must be more than 1, "
-                             "without local_base")  # fmt: skip
+        if (local or local_base) and every == 1:
+            raise ValueError("every:1 leaves no local layer: every must be more than 1")
+        if local and (local_base or max(interpolate, ntk, yarn) > 1):
+            raise ValueError("local:True turns only local layers, which have one base and see no longer distances in "
+                             "longer sequences: leave out local_base, interpolate, ntk and yarn")  # fmt: skip
         self.base, self.fraction, self.learned, self.local = base, fraction, learned, local
         self.local_base, self.every = local_base or base, every
         self.numbered |= local or self.local_base != base
@@ -150,10 +152,10 @@ class Fope(PositionScheme):
     Of columns (2m, 2m + 1) of head h the cosine is sum_f A[h, f, m] cos(omega_f i), the sine likewise with B. A and B
     are 1 on the diagonal plus noise of standard deviation std (the authors' comes from a Xavier normal of three
     dimensions, 0.01 for a head of 128), divided by their sums over f: an option of the authors' code (`fourier_norm`)
-    that is off in it, and that equation 13 has not. Frequencies with a period longer than the max_positions that the
-    model had when it got the option, which stay with its weights, are left out, and their columns are not rotated. All
-    layers share A and B. In the authors' code each layer draws its own, at most half of the column pairs get sums, and
-    the others are turned by 45 degrees and twice as long in q k.
+    that is off in it, and that equation 13 does not have. Frequencies with a period longer than the max_positions that
+    the model had when it got the option, which stay with its weights, are left out, and their columns are not rotated.
+    All layers share A and B. In the authors' code each layer draws its own, at most half of the column pairs get sums,
+    and the others are turned by 45 degrees and twice as long in q k.
     """
 
     paper, formula = "Hua et al. 2025 (FoPE)", "as rope, cos and sin sums over all frequencies, those of long periods 0"

@@ -1,5 +1,5 @@
-"""The paper's pipeline of `tupe.text` as a fast tokeniser of the transformers library. It needs sacremoses, spacy (its
-English rules, no model), and sentencepiece."""
+"""The paper's pipeline of `tupe.text` as a fast tokeniser of the transformers library. It needs sacremoses, spacy (the
+rules of the text's language, no model), and sentencepiece."""
 
 import bisect
 import itertools
@@ -141,6 +141,14 @@ class TupeTokenizer(PreTrainedTokenizerFast):
         if is_split_into_words:
             text, text_pair = self._in_context(text), self._in_context(text_pair)
         return super().encode(text, text_pair, *args, is_split_into_words=is_split_into_words, **options)
+
+    def tokenize(
+        self, text: Any, pair: Any = None, *args: Any, is_split_into_words: bool = False, **options: Any
+    ) -> list[str]:
+        """The pieces that a call of the tokeniser gives."""
+        if is_split_into_words:
+            text, pair = self._in_context(text), self._in_context(pair)
+        return super().tokenize(text, pair, *args, is_split_into_words=is_split_into_words, **options)
 
     def _in_context(self, words: Any) -> Any:
         """`PaperWords.in_context` for the words of a text, or of several."""

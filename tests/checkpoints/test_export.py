@@ -221,7 +221,9 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
     model, checkpoint, out = exported
     card = (out / "README.md").read_text()
     parameters = sum(p.numel() for p in model.parameters())
-    assert "license: mit" in card and "`untied+t5`" in card and f"{parameters:,} parameters" in card
+    assert card.startswith("---\nlicense: mit\nlibrary_name: ")
+    assert "\nLicence: the code in this folder is MIT. What the weights" in card
+    assert "`untied+t5`" in card and f"{parameters:,} parameters" in card
     manifest = {"counts": {"documents kept": 1234, "tokens": 56789}, "vocab_size": 70}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     scores = [{"split": "valid", "num_updates": n, "pearson": value} for n, value in ((5, 81.25), (9, 80))]
@@ -231,7 +233,9 @@ def test_the_model_card_has_settings_data_scores_and_licence(exported, tmp_path)
     trained = replace(read_model(checkpoint), updates=5, path=tmp_path)
     card = model_card(trained, tmp_path)
     assert "`AutoModel.from_pretrained(FOLDER, trust_remote_code=True)`" in card
-    assert "`import tupe.hf; AutoModel.from_pretrained(FOLDER)`" in model_card(trained, tmp_path, code=False)
+    without = model_card(trained, tmp_path, code=False)
+    assert "`import tupe.hf; AutoModel.from_pretrained(FOLDER)`" in without and "MIT" not in without
+    assert without.startswith("---\nlanguage: en\nlibrary_name: ") and "\nLicence: what the weights" in without
     assert "1,234 documents, 56,789 words" in card and "| pearson on STS-B, validation | 81.25 |" in card
     assert "| longest input | 40 tokens in training |" in card and "| max epoch | 3 |" in card
     assert "| labels | LABEL_0 (0), LABEL_1 (1)" in model_card(trained, tmp_path, "rte")

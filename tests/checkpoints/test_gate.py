@@ -234,7 +234,7 @@ def test_files_that_are_no_checkpoints_of_ours_are_refused(good, state, tmp_path
         "released.pt": r"no checkpoint of this project.*tupe checkpoint convert",
         "list.pt": "no checkpoint of this project",
         "text.pt": "is refused|cannot be read",
-        "half.pt": "is refused|cannot be read",
+        "half.pt": "is damaged",
         "": "cannot be read",  # the folder
         "none.pt": "checkpoint not found",
     }

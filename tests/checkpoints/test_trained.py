@@ -195,13 +195,18 @@ def test_a_folder_in_a_run_has_no_part_in_its_record(folder, tmp_path):
     run, other = tmp_path / "run", shutil.copytree(folder, tmp_path / "run" / "exported")
     last = shutil.copytree(folder, run / "checkpoint-2")
     Record("electra", "electra_a_tiny", config={"task.mask_prob": 0.4}, started_at="today").save(run)
-    assert read_model(other).electra == "" and read_model(other).task.get("mask_prob") is None
+    assert read_model(other).electra == "" and read_model(other).task["mask_prob"] == 0.15
     assert read_model(last).electra == "electra_a_tiny" and read_model(last).task["mask_prob"] == 0.4
 
 
 def test_a_run_that_has_not_ended_says_which_file_to_give(tmp_path):
     (tmp_path / "checkpoint_last.pt").write_bytes(b"")
     with pytest.raises(ValueError, match=f"a run that has not ended; give {tmp_path}/checkpoint_last.pt"):
+        read_model(tmp_path)
+    for updates in (9, 10):  # of the second engine, whose checkpoints have a model each
+        (tmp_path / f"checkpoint-{updates}").mkdir()
+        (tmp_path / f"checkpoint-{updates}" / "config.json").touch()
+    with pytest.raises(ValueError, match=f"a run that has not ended; give {tmp_path}/checkpoint-10$"):
         read_model(tmp_path)
 
 

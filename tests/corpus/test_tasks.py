@@ -209,7 +209,7 @@ def test_all_files_are_checked_before_anything_is_written(vocabulary, tmp_path):
 
 def test_splits_are_reported_and_nothing_of_a_killed_process_stays(vocabulary, tmp_path):
     official = official_folder(tmp_path / "official")
-    (tmp_path / "bin" / ".MRPC.partial" / "input0").mkdir(parents=True)
+    (tmp_path / "bin" / f".MRPC.{'0' * 32}.partial" / "input0").mkdir(parents=True)
     arguments = ["--glue", official, "--data", vocabulary, "--output", tmp_path / "bin", "--tasks=cola"]
     result = CliRunner().invoke(glue_command, list(map(str, arguments)))
     assert result.stdout.splitlines()[-1].startswith("CoLA test: 1 rows, 5 tokens")

@@ -124,7 +124,7 @@ def test_a_folder_that_cannot_be_written(folder, large, monkeypatch):
 
 def test_one_of_several_processes_writes_the_borders(folder):
     """The others wait for it, and a half file of one that was killed is written anew."""
-    Path(folder / f"train.blocks-{LENGTH}.partial").write_bytes(b"half")
+    Path(folder / f"train.blocks-{LENGTH}.7.partial").write_bytes(b"half")
     program = f"""
 import sys
 from tupe.data import blocks

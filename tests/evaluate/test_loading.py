@@ -7,10 +7,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from tupe.checkpoints.export import export
 from tupe.cli import main
 from tupe.data.splits import read_symbols
 from tupe.evaluate.likelihood import pseudo_log_likelihoods
-from tupe.evaluate.loading import labelled, load_model
+from tupe.evaluate.loading import HeldOut, labelled, load_model, warn_if_unlike
 
 
 def test_labels(tmp_path, monkeypatch):
@@ -43,6 +44,25 @@ def test_models_are_arguments_or_follow_an_option(pretrained, vocabulary, nopos,
     assert results[0] == results[1]
     none = CliRunner().invoke(main, [*words, f"--output={tmp_path}/y"])
     assert none.exit_code == 2 and "no model is named; give one or more as [LABEL=]CHECKPOINT" in none.output
+
+
+def test_an_export_is_scored_in_blocks_of_its_training(pretrained, vocabulary, tmp_path):
+    export(pretrained, tmp_path / "out", vocabulary, code=False)
+    (_, of_run), (_, of_export) = load_model(pretrained), load_model(tmp_path / "out")
+    assert of_export.masking == of_run.masking and of_run.masking["tokens_per_sample"] == 20
+    with pytest.raises(ValueError, match=r"out has no held-out text .*; name the folder that has it with --data"):
+        of_export.split()
+
+
+def test_models_whose_losses_differ_for_another_reason_are_named(tmp_path, capsys):
+    first = HeldOut(tmp_path / "a", ["<s>", "a"], {"mask_prob": 0.15})
+    other = HeldOut(tmp_path / "b", ["<s>", "b"], {"mask_prob": 0.3})
+    warn_if_unlike("x", first, first, first.masking)
+    assert not capsys.readouterr().err
+    warn_if_unlike("x", other, first, first.masking)
+    texts = f"the text of {tmp_path}/b, not of {tmp_path}/a: --data takes one for all"
+    reasons = f"(mask_prob 0.3, not 0.15; another vocabulary; {texts})\n"
+    assert capsys.readouterr().err == f"x: its loss is not comparable with that of the first model {reasons}"
 
 
 def test_a_folder_is_scored_with_its_own_dictionary_and_its_own_head(vocabulary, tmp_path):

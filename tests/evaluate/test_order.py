@@ -143,7 +143,7 @@ def test_losses_on_other_masks_are_named(pretrained, vocabulary, tmp_path):
     words = [str(pretrained), f"other={tmp_path}/more.pt", f"--data={vocabulary}", f"--output={tmp_path / 'out'}"]
     result = CliRunner().invoke(command, [*words, "--sentences=4", "--tokens=200"])
     assert result.exit_code == 0, result.output
-    assert "other: other masks or blocks, its loss does not compare (mask_prob 0.3, not 0.15)" in result.output
+    assert "other: its loss is not comparable with that of the first model (mask_prob 0.3, not 0.15)" in result.output
 
 
 def test_attention_weights_of_a_later_layer():

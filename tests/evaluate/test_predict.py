@@ -12,16 +12,18 @@ from tupe.evaluate.predict import FILES, command
         ("CoLA", "CoLA not found"),
         ("SNLI=x.pt", "SNLI"),
         ("CoLA=x.pt", "no test set of CoLA"),
-        ("RTE=x.pt", "x.pt cannot be read"),
+        ("RTE=x.pt", "x.pt is damaged"),
         ("RTE=y.pt", "RTE=y.pt not found"),
+        ("RTE=x.pt --data=none", "data folder not found: none"),
     ],  # fmt: skip
 )
 def test_refusals(tmp_path, monkeypatch, argument, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.pt").touch()
+    (tmp_path / "dict.txt").write_text("a 1\n")
     (tmp_path / "RTE" / "input0").mkdir(parents=True)
     (tmp_path / "RTE" / "input0" / "test.idx").touch()
-    result = CliRunner().invoke(command, [argument, f"--data={tmp_path}", f"--output={tmp_path / 'out'}"])
+    result = CliRunner().invoke(command, [f"--data={tmp_path}", f"--output={tmp_path / 'out'}", *argument.split()])
     assert result.exit_code == 2 and message in result.output
     assert not (tmp_path / "out").exists()
 

@@ -151,6 +151,16 @@ def test_verify_reads_everything_and_names_what_is_damaged(folders, tmp_path):
     assert f"{run / 'checkpoint-4' / 'optimizer.pt'}: its content is not what was written" in result.output
 
 
+@pytest.mark.parametrize("left", [0.5, 1, 0])
+def test_verify_names_a_checkpoint_that_was_cut(left, folders, tmp_path):
+    """Of fairseq's, whose checksums are in it. left: of its bytes, as a share; 1: all but the last."""
+    run = shutil.copytree(folders / "fairseq", tmp_path / "run")
+    content = (run / "checkpoint_last.pt").read_bytes()
+    (run / "checkpoint_last.pt").write_bytes(content[: min(int(left * len(content)), len(content) - 1)])
+    result = CliRunner().invoke(main, ["verify", str(run)])
+    assert result.exit_code == 2 and str(run / "checkpoint_last.pt") in result.output, result.output
+
+
 def test_a_change_of_ones_own_is_accepted(folders, tmp_path):
     copy = shutil.copytree(folders / "export", tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
@@ -159,6 +169,19 @@ def test_a_change_of_ones_own_is_accepted(folders, tmp_path):
         read_model(copy)
     assert CliRunner().invoke(main, ["verify", "--accept", str(copy)]).exit_code == 0
     assert read_model(copy).config.layer_norm_eps == 1e-6
+
+
+def test_checksums_stay_until_the_new_ones_are_written(folders, tmp_path, monkeypatch):
+    copy = shutil.copytree(folders / "export", tmp_path / "copy")
+    before = (copy / "checksums.json").read_bytes()
+
+    def interrupted(path, progress=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checksums, "sha256", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checksums.accept_all(copy, "")
+    assert (copy / "checksums.json").read_bytes() == before
 
 
 def test_a_changed_record_is_accepted(folders, tmp_path):

@@ -146,6 +146,16 @@ def test_a_file_has_one_writer_but_a_command_may_be_made_of_parts(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"] and (tmp_path / "a.pt").read_bytes() == b"mine"
 
 
+def test_files_of_other_programs_that_end_as_ours_stay(tmp_path):
+    theirs = [tmp_path / "out" / "movie.mkv.partial", tmp_path / "out.csv.partial", tmp_path / "out.png.7.partial"]
+    ours = [tmp_path / "out.7.partial", *(tmp_path / "out" / f"{name}.partial" for name in ("a.7", f".b.{'0' * 32}"))]
+    (tmp_path / "out").mkdir()
+    for path in (*theirs, *ours):
+        path.touch()
+    with owned(tmp_path / "out"):
+        assert [path.exists() for path in (*theirs, *ours)] == [True] * 3 + [False] * 3
+
+
 def test_a_folder_whose_parent_is_another_s_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(folder.os, "access", lambda path, mode: path != tmp_path)

@@ -47,7 +47,7 @@ def average(paths: Sequence) -> Trained:
 @options.output("The folder to write.")
 @text_option
 def average_command(checkpoints, output, data):
-    """Average the weights of several checkpoints, whose last one says all else.
+    """Average the weights of several checkpoints, the last of which says everything else.
 
     \b
     tupe checkpoint average RUN/checkpoint_1_8000.pt RUN/checkpoint_1_9000.pt --output mean

@@ -19,14 +19,14 @@ from ..data.splits import folders_of
 from ..positions import bounded_schemes
 from ..run import checksums, record
 from ..run.checksums import write_sealed
-from .trained import Trained, read_model
+from .trained import MASKING, Trained, read_model
 
 logger = logging.getLogger(__name__)
 
 ROOT = Path(__file__).parents[1]
 # Files of the package's root that are not the model.
 NOT_EXPORTED = {"__init__", "__main__", "hf", "config", "own_attention", "backend_triton", "triton_attention"}
-UPDATES = "training.json"  # the number of updates, for `record.updates_of`
+UPDATES = "training.json"  # the number of updates, blocks and masks, for `record.training_of`
 TOKENISER = {"tokenization_tupe", "text", "normaliser"}  # ours; others need none of our code
 
 
@@ -70,8 +70,9 @@ def files_of(trained: Trained, text: Mapping, head: str | None = None, code: boo
         config["auto_map"] = {auto: name for auto, name in AUTO_MAP.items() if auto not in lacks}
     tensors = save({key: value.contiguous() for key, value in weights.items()}, {"format": "pt"})
     files = {**text, "model.safetensors": tensors}
-    if trained.updates:
-        files[UPDATES] = json.dumps({"updates": trained.updates})
+    masking = {name: trained.task[name] for name in MASKING if name in trained.task}
+    if trained.updates or masking:
+        files[UPDATES] = json.dumps({"updates": trained.updates, **masking})
     return {**files, "config.json": json.dumps(config, indent=2, allow_nan=False) + "\n"}
 
 
@@ -141,9 +142,7 @@ def onnx_file(config: dict, weights: dict, classifies: bool) -> bytes:
 
 
 CARD = """---
-language: {language}
-license: mit
-library_name: transformers
+{head_lines}library_name: transformers
 tags: [tupe, position-encoding]
 ---
 
@@ -158,7 +157,7 @@ A text encoder with the position encoding `{position}` ([CLS] {cls}), exported f
 Limits: it fills masks or computes features of a text; it does not generate text. It may repeat errors and prejudices of
 its training text. It was not tested{tested}.
 
-Licence: the code in this folder is MIT. What the weights may be used for also depends on the text of their training.
+Licence: {licence} the weights may be used for also depends on the text of their training.
 """
 
 
@@ -167,7 +166,7 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
     whether the folder has the model's."""
     model, updates = trained.config, trained.updates
     sizes = f"{model.layers} layers, {model.width} wide, {model.heads} heads, {model.max_positions} positions"
-    parameters = sum(value.numel() for value in trained.weights.values() if value.is_floating_point())
+    parameters = sum(value.numel() for value in trained.tensors(head).values() if value.is_floating_point())
     facts = {"size": f"{sizes}, {parameters:,} parameters"}
     if label_range := trained.ranges.get(head):
         facts["answers"] = "numbers from {:g} to {:g}, as the labels of the fine-tuning".format(*label_range)
@@ -198,11 +197,15 @@ def model_card(trained: Trained, data: Path, head: str | None = None, code: bool
         facts["command"] = f"`{without_folders(known.command)}`"
         facts["versions"] = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
-    language = {"xx": "multilingual"}.get(name := content.get("language", "en"), name)
+    head_lines = "license: mit\n" if code else ""
+    if content:  # else the text is not known
+        language = content.get("language", "en")
+        head_lines = f"language: {'multilingual' if language == 'xx' else language}\n{head_lines}"
+    licence = "the code in this folder is MIT. What" if code else "what"
     load = f"{'' if code else 'import tupe.hf; '}AutoModel.from_pretrained(FOLDER{', trust_remote_code=True' * code})"
     return CARD.format(
-        language=language, name=trained.architecture, position=model.position, cls=model.cls, rows=rows, load=load,
-        tested=" beyond the scores above" if here else "",
+        head_lines=head_lines, licence=licence, name=trained.architecture, position=model.position, cls=model.cls,
+        rows=rows, load=load, tested=" beyond the scores above" if here else "",
     )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ from .gate import PRETRAINING, RUNNING, read_checkpoint
 
 logger = logging.getLogger(__name__)
 
+# Blocks and masks of a training, here of one that says nothing of them.
+MASKING = {"tokens_per_sample": 512, "mask_prob": 0.15, "leave_unmasked_prob": 0.1, "random_token_prob": 0.1}
 NAMES, EXPORTED = names_in("fairseq"), names_in("hugging_face")  # option of `ModelConfig` -> its name there
 HEADS, CLASSIFIER = "classification_heads.", "sentence_classification_head"
 SETTINGS, FINGERPRINT = "encoder._extra_state", "_extra_state"  # in the weights of fairseq's checkpoints
@@ -172,7 +174,7 @@ class Trained:
         if lack := sorted(key for key in found.missing_keys if key.startswith(parts)):
             raise ValueError(f"{self.path} has no {shorten_list(lack)} of the model that it describes")
         if strange := sorted(key for key in found.unexpected_keys if key.startswith(parts)):
-            raise ValueError(f"{self.path} has {shorten_list(strange)}, which the model that it describes has not")
+            raise ValueError(f"{self.path} has {shorten_list(strange)}, which the model it describes does not have")
         return model.float().eval()
 
 
@@ -227,7 +229,10 @@ def of_folder(folder: str | Path) -> Trained:
     if about and about.data_folder and (folders_of(about.data_folder)[0] / "dict.txt").is_file():
         data = about.data_folder
     kept = {name: own[f"task.{name}"] for name in PRETRAINING if f"task.{name}" in own}
-    if about and not about.metrics and own.get("engine") != "torch":
+    if not about:  # an export
+        told = record.training_of(folder).items()
+        kept = {name: value for name, value in told if name in MASKING and isinstance(value, int | float)}
+    elif not about.metrics and own.get("engine") != "torch":
         kept.setdefault("tokens_per_sample", 1024)  # fairseq's default, which a record leaves out
     trained.task = {"_name": "tupe_masked_lm", **kept, "data": data}
     trained.updates, trained.path = record.updates_of(folder), Path(folder)
@@ -267,8 +272,9 @@ def read_hugging_face(folder: str | Path) -> tuple[dict, dict]:
     if (folder / "adapter_config.json").is_file():  # transformers would load another model, from anywhere
         raise ValueError(f"{folder} has an adapter; save what merge_and_unload() makes of it")
     if not (folder / "config.json").is_file():
-        last = folder / "checkpoint_last.pt"
-        what = f"a run that has not ended; give {last}" if last.is_file() else "not a Hugging Face checkpoint"
+        saved = [path.parent for path in folder.glob("checkpoint-*/config.json")]
+        saved = sorted(saved, key=lambda path: (len(path.name), path.name)) or [folder / "checkpoint_last.pt"]
+        what = f"a run that has not ended; give {saved[-1]}" if saved[-1].exists() else "not a Hugging Face checkpoint"
         raise ValueError(f"{folder} has no config.json: {what}")
     config = read_config(folder / "config.json")
     if (tensors := folder / "model.safetensors").is_file():

@@ -9,7 +9,7 @@ from ..run.checksums import NAME, accept_all, damage, files_of
 
 @click.command(cls=Command)
 @click.argument("folders", nargs=-1, required=True, type=FOLDER, metavar="FOLDER...")
-@click.option("--accept", is_flag=True, help="Note the files as they are now: the changes are yours.")
+@click.option("--accept", is_flag=True, help="Record the files as they are now, if the changes are yours.")
 def command(folders, accept):
     """Compare every file of folders with the checksum that was written with it; all of each file is read.
 

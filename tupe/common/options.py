@@ -70,7 +70,9 @@ class Command(click.Command):
         except BlockingIOError as error:
             raise Refusal(f"{ctx.command_path}: {error}", BUSY) from error
         except ModuleNotFoundError as error:
-            if package_of(error) != "fairseq":
+            if error.name is None:  # ours, which says what to install
+                raise Refusal(f"{ctx.command_path}: {error}") from error
+            if package_of(error) in ("tupe", "lab"):
                 raise
             raise needs(ctx.command_path, error, [option.name for option in self.params]) from error
         except (ValueError, OSError) as error:
@@ -87,8 +89,9 @@ def package_of(error: ModuleNotFoundError) -> str:
 
 def needs(command: str, error: ModuleNotFoundError, options: Sequence[str] = ()) -> click.ClickException:
     """What a command says without a package; options: its own."""
-    other = "; --engine torch does without" if "engine" in options else ""
-    what = f"`{command}` needs {package_of(error)}, which is not installed; scripts/setup.sh installs all{other}"
+    package = package_of(error)
+    other = "; --engine torch does without" if "engine" in options and package == "fairseq" else ""
+    what = f"`{command}` needs {package}, which is not installed; scripts/setup.sh installs all{other}"
     return click.ClickException(what)
 
 

@@ -23,7 +23,7 @@ from ..common.prepared import check_name
 from ..normaliser import SENTENCES, UNSPACED, check_language
 from ..run import processes
 from ..run.checksums import NAME, seal_all
-from ..run.folder import PARTIAL, fill, owned, remove_partial, write_atomically
+from ..run.folder import BEGUN, fill, owned, remove_partial, write_atomically
 from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
 from ..text import PaperText, TextEncoder, TokenizerText
@@ -133,7 +133,7 @@ def _is_ours(there, work):
     """Whether all these names in a folder, and those in its `work`, are what an unfinished run leaves."""
     if not work.is_dir() or not {path.name for path in work.iterdir()} <= set(FOLDERS):
         return False
-    return all(name in ("work", *WRITTEN) or name.endswith(PARTIAL) for name in there)
+    return all(name in ("work", *WRITTEN) or BEGUN.fullmatch(name) for name in there)
 
 
 def _claim(out, settings):

@@ -136,7 +136,7 @@ def _write_beside(path, key, borders):
     lock = Path(f"{path}.lock")
     with locked(lock):
         if not _has(path, key):  # else another process has written it meanwhile
-            remove_partial(path.parent, f"{path.name}.")
+            remove_partial(path.parent, path.name)
             with written(path) as partial:
                 _write(partial, key, borders)
         lock.unlink(missing_ok=True)

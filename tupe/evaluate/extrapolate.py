@@ -16,9 +16,8 @@ import torch.nn.functional as F
 
 from ..common.options import Command, ListOf, output, seed
 from ..common.tables import TextTable
-from ..data.splits import Split
 from ..positions import bounded_schemes
-from .loading import Model, framed, losses_at, models, write_results
+from .loading import Model, framed, losses_at, models, warn_if_unlike, write_results
 
 MASKED = 0.15  # share of tokens, all replaced by <mask>
 
@@ -127,10 +126,12 @@ def command(models, lengths, windows, output, seed):
     """
     if lengths and (min(lengths) < 4 or len(set(lengths)) < len(lengths)):
         raise ValueError(f"--lengths {lengths}: valid are different whole numbers from 4 on")
-    results = {}
+    results, first = {}, None
     for label, model, text in models:
+        first = first or text
+        warn_if_unlike(label, text, first, ())
         lengths = sorted(lengths or [multiple * text.masking["tokens_per_sample"] for multiple in (1, 2, 4)])
-        results[label] = extrapolation(model, Split(text.data / "valid").tokens, lengths, windows, seed)
+        results[label] = extrapolation(model, text.split().tokens, lengths, windows, seed)
     content = {"windows": windows, "masked": MASKED, "seed": seed}
     content["models"] = {label: [asdict(loss) for loss in losses] for label, losses in results.items()}
     write_results(output, "extrapolation", content, tabulate(results, lengths, windows))

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checkpoints.trained import check_dictionary, read_model
+from ..checkpoints.trained import MASKING, check_dictionary, read_model
 from ..common import options
 from ..data.blocks import BOS, EOS, Blocks
 from ..data.masks import MaskedBlocks
-from ..data.splits import HELD_OUT_SEED, folders_of
+from ..data.splits import HELD_OUT_SEED, Split, folders_of
 from ..run.checksums import seal
 from ..run.folder import write_atomically
 from ..run.record import command_line
@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # transformers takes as long to import as torch
 else:
     Model = Any
 
-MASKING = {"tokens_per_sample": 512, "mask_prob": 0.15, "leave_unmasked_prob": 0.1, "random_token_prob": 0.1}
-
 
 @dataclass
 class HeldOut:
@@ -43,6 +41,12 @@ class HeldOut:
     data: Path
     symbols: list[str]  # of dict.txt
     masking: dict
+
+    def split(self) -> Split:
+        """The validation text. Raises ValueError if the folder has none."""
+        if not (self.data / "valid.idx").is_file():
+            raise ValueError(f"{self.data} has no held-out text (valid.idx); name the folder that has it with --data")
+        return Split(self.data / "valid")
 
     def blocks(self, split: str) -> MaskedBlocks:
         """Item (0, i) is block i with masks that are the same for all models."""
@@ -68,6 +72,19 @@ def load_model(checkpoint: str | Path, data: str | Path | None = None) -> tuple[
     masking = {name: trained.task.get(name, value) for name, value in MASKING.items()}
     masking["tokens_per_sample"] = min(masking["tokens_per_sample"], trained.config.max_positions)
     return model, HeldOut(folder, symbols, masking)
+
+
+def warn_if_unlike(label: str, text: HeldOut, first: HeldOut, names: Iterable[str] = MASKING) -> None:
+    """Say on standard error why the losses of a model cannot be compared with those of the first one. names: of the
+    values of `MASKING` that matter."""
+    pairs = {name: (text.masking[name], first.masking[name]) for name in names}
+    why = [f"{name} {own}, not {other}" for name, (own, other) in pairs.items() if own != other]
+    if text.symbols != first.symbols:
+        why.append("another vocabulary")
+    if text.data.resolve() != first.data.resolve():
+        why.append(f"the text of {text.data}, not of {first.data}: --data takes one for all")
+    if why:
+        click.echo(f"{label}: its loss is not comparable with that of the first model ({'; '.join(why)})", err=True)
 
 
 def to_device(model: Any) -> Any:
@@ -151,7 +168,9 @@ def models(function: Callable) -> Callable:
 
 
 def write_results(output: Path, name: str, content: dict, text: str, further: dict[str, str] | None = None) -> None:
-    """Write OUTPUT/NAME.json and OUTPUT/NAME.md, and print the latter. further: texts of more files, by their names."""
+    """Print the text, and write it as OUTPUT/NAME.md beside OUTPUT/NAME.json. further: texts of more files, by their
+    names."""
+    click.echo(text, nl=False)  # first: hours of work are not lost where the disk is full
     output.mkdir(parents=True, exist_ok=True)
     files = {
         f"{name}.json": json.dumps(content, indent=1, allow_nan=False) + "\n",
@@ -161,4 +180,3 @@ def write_results(output: Path, name: str, content: dict, text: str, further: di
     for file, written in files.items():
         write_atomically(output / file, written)
     seal(output, [*files], command_line())
-    click.echo(text, nl=False)

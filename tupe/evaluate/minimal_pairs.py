@@ -188,7 +188,7 @@ def of_pairs(results: dict[str, dict]) -> str:
 @click.command(cls=QuietCommand)
 @models
 @click.option("--pairs", required=True, type=click.Path(exists=True), help="The pairs: a .jsonl file, or a folder.")
-@output("The folder of the results: minimal_pairs.json and .md, and pairs.csv with the scores of each pair.")
+@output("The folder of the results: minimal_pairs.json and .md, and pairs.csv with each pair's difference of scores.")
 def command(models, pairs, output):
     """Accuracy on minimal pairs: per paradigm, per phenomenon, and where only the order of the words differs."""
     paradigms = read_paradigms(pairs)

@@ -19,10 +19,9 @@ from ..common.tables import TextTable
 from ..data.blocks import PAD
 from ..data.loader import pad
 from ..data.masks import IGNORED
-from ..data.splits import Split
 from ..text import TextEncoder
 from .likelihood import Sentence, pseudo_log_likelihoods
-from .loading import HeldOut, Model, losses_at, models, write_results
+from .loading import HeldOut, Model, losses_at, models, warn_if_unlike, write_results
 from .minimal_pairs import credit
 
 WORDS = (6, 30)  # fewest and most words of a sentence whose order is tested
@@ -35,7 +34,7 @@ def held_out_sentences(text: HeldOut, encoder: TextEncoder, count: int, longest:
     """`count` sentences of the validation text as words (pieces, in a language without blanks), drawn without
     replacement; the same ones for every model of one data folder, but for those of more than `longest` pieces. Raises
     ValueError if there are fewer."""
-    sentences, chosen = Split(text.data / "valid"), []
+    sentences, chosen = text.split(), []
     for index in np.random.default_rng(seed).permutation(len(sentences)):
         pieces = sentences[index][:-1].tolist()  # without </s>
         if len(pieces) > longest:
@@ -144,9 +143,8 @@ def command(models, sentences, tokens, output, seed):
     """
     contents, rows, first = {}, [], None
     for label, model, text in models:
-        first = first or text.masking
-        if differs := [f"{name} {v}, not {first[name]}" for name, v in text.masking.items() if v != first[name]]:
-            click.echo(f"{label}: other masks or blocks, its loss does not compare ({'; '.join(differs)})", err=True)
+        first = first or text
+        warn_if_unlike(label, text, first)
         content = contents[label] = evaluate(model, text, text_encoder(text.data), sentences, tokens, seed)
         order, loss = content["order"], content["loss"]
         error = "" if loss["error"] is None else f" ± {loss['error']:.4f}"

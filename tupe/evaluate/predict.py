@@ -12,6 +12,7 @@ from ..data.blocks import PAD
 from ..data.examples import Examples, collate
 from ..data.glue import TASKS, glue_name, score
 from ..data.masks import UNMASKED
+from ..data.splits import read_symbols
 from ..modeling_tupe import TupeForSequenceClassification
 from ..run import record
 from ..run.folder import write_atomically
@@ -39,7 +40,9 @@ def command(checkpoints, data, output, batch_size):
     TASK=CHECKPOINT: a task of GLUE, or of `tupe prepare labels`, and its fine-tuned checkpoint, a file or a folder.
     MNLI gives MNLI-m.tsv, MNLI-mm.tsv and, if it was prepared, AX.tsv. Tasks without a checkpoint are left out.
     """
-    for task, checkpoint in labelled(checkpoints).items():
+    named = labelled(checkpoints)
+    read_symbols(data)  # raises ValueError for what is no folder of prepared data
+    for task, checkpoint in named.items():
         for path, count, scores in predict_glue(task, checkpoint, data, output, batch_size):
             shown = "".join(f", {name} {value:.2f}" for name, value in (scores or {}).items())
             click.echo(f"{path}: {count} predictions{shown}")

@@ -76,14 +76,14 @@ def sha256(path: Path, progress: Callable[[int], Any] = lambda count: None) -> s
 
 def seal(
     folder: str | Path, names: Iterable[str], command: str = "", known: dict[str, dict] | None = None,
-    read: Iterable[str | Path] = (),
+    read: Iterable[str | Path] = (), alone: bool = False,
 ) -> None:  # fmt: skip
     """Note the checksums of files in a folder, beside those of others that are there. names: relative to it; command:
     what made them; known: {name: what `about` said of the same content}, also of files that come after it; read: files
-    and folders that they were made from, whose names and fingerprints are noted."""
+    and folders that they were made from, whose names and fingerprints are noted; alone: forget the others."""
     folder, known = Path(folder), known or {}
     files = {name: known.get(name) or about(folder / name) for name in sorted(names)}
-    old = read_signed(folder / NAME)["files"] if (folder / NAME).exists() else {}
+    old = read_signed(folder / NAME)["files"] if (folder / NAME).exists() and not alone else {}
     files = {name: entry for name, entry in {**old, **files}.items() if name in files or (folder / name).is_file()}
     made = {"version": __version__, "command": command, "read": {Path(path).name: _of(Path(path)) for path in read}}
     write_atomically(folder / NAME, signed({**made, "files": files}))
@@ -104,7 +104,7 @@ def write_sealed(
     seal(folder, files, command, read=read)
 
 
-def seal_all(folder: str | Path, command: str = "", read: Iterable[str | Path] = ()) -> None:
+def seal_all(folder: str | Path, command: str = "", read: Iterable[str | Path] = (), alone: bool = False) -> None:
     """`seal` all that is in a folder and below, but for what a run still writes, such as fairseq's checkpoints, which
     are archives with checksums in them, and folders with checksums of their own."""
     folder = Path(folder)
@@ -112,14 +112,13 @@ def seal_all(folder: str | Path, command: str = "", read: Iterable[str | Path] =
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in CHANGING)
     files = (path for path in files if not path.match("checkpoint*.pt"))
     files = (path for path in files if not own.intersection(path.parents))
-    seal(folder, [str(path.relative_to(folder)) for path in files], command, read=read)
+    seal(folder, [str(path.relative_to(folder)) for path in files], command, read=read, alone=alone)
 
 
 def accept_all(folder: Path, command: str) -> None:
     """Note the files of a folder and of those below as they are now, records among them."""
     for path in [*folder.rglob(NAME)] or [folder / NAME]:
-        path.unlink(missing_ok=True)
-        seal_all(path.parent, command)
+        seal_all(path.parent, command, alone=True)
     for path in folder.rglob("record.json"):
         with suppress(ValueError):  # what is no JSON stays damaged
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -152,7 +151,7 @@ def check(path: str | Path) -> None:
                 f"{path} is damaged: {wrong} is not what {home / NAME} says; restore the file or make it again (if the "
                 f"change is yours: tupe verify --accept {home})"
             )
-    elif path.suffix == ".pt" and zipfile.is_zipfile(path):
+    elif path.suffix == ".pt" and _is_archive(path):
         if not _is_noted(identity, "zip"):
             if damage := damage_in(path):
                 raise ValueError(f"{path} is damaged: {damage}; take another checkpoint")
@@ -161,6 +160,13 @@ def check(path: str | Path) -> None:
         _told.add(path.parent)
         logger.info(f"{path.parent} has no {NAME}: nothing tells whether its files are whole")
     _checked[path] = identity
+
+
+def _is_archive(path):
+    """Whether a file of torch's is an archive, or was before it was cut: then it begins as one, or is empty. Older ones
+    are pickles without a checksum."""
+    with path.open("rb") as file:
+        return file.read(2) in (b"PK", b"") or zipfile.is_zipfile(path)
 
 
 def find(path: Path) -> tuple[Path | None, dict | None]:
@@ -228,7 +234,7 @@ def damage(path: Path, entry: dict | None, progress: Callable[[int], Any] = lamb
         return "missing"
     if entry is None:
         if path.suffix == ".pt":
-            return damage_in(path) if zipfile.is_zipfile(path) else None
+            return damage_in(path) if _is_archive(path) else None
         try:
             read_signed(path)
         except ValueError as error:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import time
 import uuid
@@ -17,6 +18,8 @@ from typing import IO
 FULL = (errno.ENOSPC, errno.EDQUOT)
 DISK = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)  # not a mistake of this program
 PARTIAL = ".partial"  # the end of the name of what is being written
+# Such names, as `written`, `fill` and the second engine's checkpoints give them: other programs have files that end so.
+BEGUN = re.compile(r"(?P<name>.+)\.\d+\.partial|\..+\.[0-9a-f]{32}\.partial|checkpoint-\d+\.partial")
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -56,10 +59,12 @@ def written(path: str | Path) -> Iterator[IO[bytes]]:
             partial.unlink(missing_ok=True)
 
 
-def remove_partial(folder: Path, start: str = "") -> None:
-    """Delete what a process had begun to write in a folder, under names with this start, when it was killed."""
+def remove_partial(folder: Path, name: str = "") -> None:
+    """Delete what a process of this package had begun to write in a folder when it was killed. name: of the one file
+    whose half is meant."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name.startswith(start) and path.name.endswith(PARTIAL):
+        begun = BEGUN.fullmatch(path.name)
+        if begun and name in ("", begun["name"]):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -253,7 +258,7 @@ def owned(path: str | Path) -> Iterator[None]:
         raise BlockingIOError(f"another process is writing {path}; wait for it, or choose another name")
     _held[lock] = file
     try:
-        remove_partial(path.parent, f"{path.name}.")
+        remove_partial(path.parent, path.name)
         if not is_locked(path):  # else a training writes there, too
             remove_partial(path)
         yield

@@ -211,13 +211,22 @@ def updates_of(folder: str | Path) -> int:
     """After how many updates the model in a Hugging Face folder was written, as far as the folder says so."""
     if number := re.fullmatch(r"checkpoint-(\d+)", Path(folder).resolve().name):
         return int(number[1])
-    check(Path(folder) / "training.json")
-    try:
-        return int(json.loads((Path(folder) / "training.json").read_text(encoding="utf-8"))["updates"])
-    except (OSError, ValueError, KeyError, TypeError):  # an export
-        pass
+    if isinstance(updates := training_of(folder).get("updates"), int):
+        return updates
     about = read(folder)
     return max((entry["num_updates"] for entry in about.scores), default=0) if about else 0
+
+
+def training_of(folder: str | Path) -> dict:
+    """What training.json says beside the model in a Hugging Face folder: its updates, and the blocks and masks of its
+    training. Nothing where there is none."""
+    path = Path(folder) / "training.json"
+    check(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def contents(folder: str | Path) -> bytes | None:

@@ -70,7 +70,7 @@ def publish(checkpoint: Path, folder: Path) -> None:
     (folder / checksums.NAME).unlink(missing_ok=True)  # of an earlier model, until all of this one is there
     for file in checkpoint.iterdir():
         if file.name in names:
-            partial = folder / f"{file.name}{PARTIAL}"
+            partial = folder / f"{file.name}.{os.getpid()}{PARTIAL}"
             partial.unlink(missing_ok=True)
             try:
                 os.link(file, partial)
