@@ -53,6 +53,6 @@ def ratios(model: TupeForMaskedLM, text: HeldOut) -> dict:
 @click.command("cls", cls=QuietCommand)
 @models
 def command(models):
-    """Print the attention of [CLS] to the first positions over that of uniform attention, its mean of all heads."""
+    """Print how much attention [CLS] pays to the first positions, relative to uniform attention: the mean of heads."""
     rows = [[label, f"{np.mean(ratios(model, text)['ratio']):.3f}"] for label, model, text in models]
     click.echo(TextTable.plain(["model", f"[CLS] to first {FIRST} / uniform"], rows).markdown(), nl=False)

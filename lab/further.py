@@ -17,7 +17,7 @@ import torch
 from tupe import config
 from tupe.checkpoints.change import stretch
 from tupe.checkpoints.export import export
-from tupe.checkpoints.trained import read_model
+from tupe.checkpoints.trained import Trained, read_model
 from tupe.common import options
 from tupe.common.options import ListOf
 from tupe.data.blocks import EOS, PAD
@@ -30,25 +30,37 @@ NEXT_SENTENCE = [
 ]  # fmt: skip
 
 
+def is_made_of(trained: Trained, output: Path) -> bool:
+    """Whether the folder has a model already, as that of a run that is resumed. Raises ValueError if it was made of
+    another one."""
+    if not (output / "config.json").exists():
+        return False
+    made = read_model(output).weights
+    same = (name for name, x in trained.weights.items() if name in made and made[name].shape == x.shape)
+    if not all(torch.equal(made[name], trained.weights[name]) for name in same):
+        raise ValueError(f"{output} was made of another checkpoint; choose another --output, or delete that folder")
+    return True
+
+
 def stretch_to(length: int, checkpoint: Path, output: Path) -> Path:
     """The checkpoint itself if it computes `length` tokens, or else the folder `output`, which is written: the same,
     stretched. Raises ValueError as `stretch` does."""
     trained = read_model(checkpoint)
     if not bounded_schemes(trained.config.position) or length <= trained.config.max_positions:
         return checkpoint
-    if not (output / "config.json").exists():  # else of a run that is resumed
+    if not is_made_of(trained, output):
         export(stretch(trained, length), output, code=False)
     click.echo(f"{output}: {trained.config.max_positions} -> {length} positions")
     return output
 
 
-def with_segments(checkpoint: Path, output: Path) -> Path:
+def with_segments(checkpoint: Path, output: Path, dry_run: bool = False) -> Path:
     """The checkpoint itself if it has segment embeddings, or else the folder `output`, which is written: the same, with
-    new ones."""
+    new ones. dry_run: nothing is."""
     trained = read_model(checkpoint)
     if trained.config.segments == "learned":
         return checkpoint
-    if not (output / "config.json").exists():  # else of a run that is resumed
+    if not dry_run and not is_made_of(trained, output):
         torch.manual_seed(1)
         model = replace(trained.config, segments="learned")
         vectors = Encoder(trained.types, PAD, EOS, model).state_dict()["segments.weight"]
@@ -76,8 +88,8 @@ def command(data, checkpoint, output, lengths, epochs, next_sentence, stretches,
         raise ValueError(f"--lengths {lengths}, --epochs {epochs}: give one number of epochs for each length")
     for length in lengths:  # before the first of them is trained
         config.check("tokens_per_sample", length)
-    if next_sentence and not dry_run:
-        checkpoint = with_segments(checkpoint, output / "with_segments")
+    if next_sentence:
+        checkpoint = with_segments(checkpoint, output / "with_segments", dry_run)
     for length, count in zip(lengths, epochs, strict=True):
         folder = output / f"length{length}"
         if stretches and not dry_run:
@@ -91,4 +103,5 @@ def command(data, checkpoint, output, lengths, epochs, next_sentence, stretches,
             click.echo(shlex.join(line))
         elif status := subprocess.run([sys.executable, "-m", *line]).returncode:
             raise SystemExit(status)
-        checkpoint = folder / "checkpoint_last.pt"
+        last = folder / "checkpoint_last.pt"
+        checkpoint = last if last.exists() or dry_run else folder  # --engine torch writes the model into the folder

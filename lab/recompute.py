@@ -590,12 +590,13 @@ def wrong_rows(runs: Runs, page: str, text: str) -> Iterator[str]:
         if not stages or not any("seed" in name or "mean" in name for name in header):
             continue
         expected = [expected_cells(runs, stages, dict(zip(header, cells, strict=True))) for cells in rows]
-        ps = [one.p for one, _ in expected if isinstance(one, Contrast)]
-        ps = holm(ps[:5]) + ps[5:]  # stage D has one more, which is not corrected
+        differences = {index: one.p for index, (one, _) in enumerate(expected) if isinstance(one, Contrast)}
+        ps = [*differences.values()]
+        ps = dict(zip(differences, holm(ps[:5]) + ps[5:], strict=True))  # stage D has one more, which is not corrected
         for index, (cells, (_, wanted)) in enumerate(zip(rows, expected, strict=True)):
             found = dict(zip(header, cells, strict=True))
             for name in ("p (Holm)", "p, paired (Holm)"):
-                if name in found and ps[index] is not None:
+                if name in found and ps.get(index) is not None:
                     wanted[name] = f"{ps[index]:.2g}"
             if wrong := [name for name in wanted if found.get(name, wanted[name]) != wanted[name]]:
                 yield f"{heading}: {row(*cells)}: {', '.join(f'{name} is {wanted[name]}' for name in wrong)}"

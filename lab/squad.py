@@ -32,6 +32,7 @@ from tupe.common import options
 from tupe.common.architectures import plain_options
 from tupe.run import record
 from tupe.run.folder import write_atomically
+from tupe.train.settle import differing
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT
 QUESTION_TOKENS = 64  # of a question that are kept
@@ -254,8 +255,8 @@ def new_record(folder: Path, version: str, epochs: int, batch: int, lr: float, s
     """The record of a run, by which `tupe report` and `python -m lab wang-tables` find it."""
     trained = read_model(folder, mmap=True)
     model, architecture = trained.config, trained.architecture
-    plain = plain_options(architecture)
-    variant = "" if model.position == plain["position"] else f"position {model.position}"
+    differs = differing(vars(model), plain_options(architecture))
+    variant = ", ".join(f"{name} {value}" for name, value in sorted(differs.items()))
     return record.Record(
         task=f"SQuAD-{version}", architecture=architecture, variant=variant, seed=seed, lr=lr, splits=["dev"],
         budget={"max_epoch": epochs}, metrics=METRICS, config={"dataset.batch_size": batch},
@@ -268,10 +269,10 @@ def new_record(folder: Path, version: str, epochs: int, batch: int, lr: float, s
 @click.option(
     "--squad", type=options.FOLDER, required=True, help="The folder of train-vVERSION.json, dev-vVERSION.json."
 )
-@click.option("--version", type=click.Choice(["1.1", "2.0"]), default="1.1", show_default=True, help="Of SQuAD.")
+@click.option("--version", type=click.Choice(["1.1", "2.0"]), default="1.1", show_default=True, help="SQuAD's version.")
 @options.output("The folder to write: record.json with the scores, predictions.json and model/.")
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Epochs of training.")
-@click.option("--batch-size", "batch", type=click.IntRange(1), default=32, show_default=True, help="Windows an update.")
+@click.option("--batch-size", "batch", type=click.IntRange(1), default=32, show_default=True, help="Windows per step.")
 @click.option("--lr", type=float, default=5e-5, show_default=True, help="The highest learning rate.")
 @options.seed()
 def command(folder, squad, version, output, epochs, batch, lr, seed):

@@ -166,8 +166,11 @@ DEFAULTS = {"n": 64, "words": 16, "layers": 2, "steps": 3000, "lr": 1e-3}
 def read_runs(path: Path) -> list[dict]:
     """The runs that a sweep stored, one JSON object per line. Raises ValueError for a file of something else."""
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    except ValueError:
+        runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if not all({"task", "position", "seed"} <= run.keys() for run in runs):
+            raise ValueError
+        return runs
+    except (ValueError, AttributeError):
         raise ValueError(f"{path} holds something other than runs; choose another file") from None
 
 

@@ -28,7 +28,7 @@ from tupe.sweep import runner
 from tupe.sweep.collection import collect as fine_tunings
 
 from . import cls, collect, delay, third
-from .execute import clear_failure, train, train_stage
+from .execute import check_data, clear_failure, train, train_stage
 from .known import FIRST, TABLES, known_losses
 from .plan import LATER, THIRD, Trial, check_models, cooldown_of, lengths_of, trials
 
@@ -78,7 +78,10 @@ def begin(folder: Path, earlier: Path) -> None:
 
 def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | None, further: Sequence[str]) -> None:
     """Train what is left of one stage and length; where there is a cool-down, first the trunks, each from the one of
-    the next shorter length. A run whose trunk diverged has diverged; one whose trunk failed otherwise waits for it."""
+    the next shorter length. A run whose trunk diverged has diverged; one whose trunk failed otherwise, or was stopped,
+    waits for it."""
+    if planned:
+        check_data(data, output, TOKENS)  # before the trunks, which may take days
     trunks = {trial: trunk_job(trial, data, output, further) for trial in planned if cooldown_of(trial)}
     for trial, made in trunks.items():
         for shorter in trunks_of(trial, output)[-2:-1]:
@@ -93,7 +96,7 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
             trial.folder(output).mkdir(parents=True, exist_ok=True)
             record.note_failure(trial.folder(output), reason, record.DIVERGED)
             del states[made]
-    ready = [trial for trial in planned if states.get(trunks.get(trial)) != "failed"]
+    ready = [trial for trial in planned if states.get(trunks.get(trial), "finished") == "finished"]
     train(data, output, ready, jobs, further, job, evaluation, TOKENS)
     runner.exit_if_unfinished(states, "trunks")
 
@@ -159,13 +162,17 @@ def run(data, output, stages, models, seeds, jobs, dry_run, further):
 
 
 def whole_curve(trial: Trial, found: dict[str, list[dict]], output: Path) -> list[dict]:
-    """The rows of a run in the table `training`; of one that branches off, from the start of its trunk."""
+    """The rows of a run in the table `training`; of one that branches off, from the start of its trunk. Raises
+    ValueError for a gap, or a part that is there twice: trunks are missing, or a run began without its trunk."""
     rows = [row for row in found["training"] if row["run"] == str(trial)]
     if cooldown_of(trial):
         of_trunks = [collect.training_losses(folder / "train.log") for folder in trunks_of(trial, output)]
         earlier = {n: row for log in of_trunks for n, row in log.items() if n <= trial.updates - cooldown_of(trial)}
         rows = [{"run": str(trial), "updates": n, "loss": loss, "seconds": seconds}
                 for n, (loss, seconds) in sorted(earlier.items())] + rows  # fmt: skip
+        updates = [int(row["updates"]) for row in rows]
+        if updates != list(range(delay.EVERY, len(updates) * delay.EVERY + 1, delay.EVERY)):
+            raise ValueError(f"{trial}: the logs in {output} and its trunks/ do not make one whole curve")
     return rows
 
 
@@ -198,6 +205,8 @@ def write_page(runs, data, finetuned):
         third.add_scores(scores_of(finetuned))
     if runs:
         found = collect.collect(runs, data)
+        if other := {stage for row in found["runs"] if (stage := Trial.parse(row["run"]).stage) not in LATER["stages"]}:
+            raise ValueError(f"{runs} has runs of {', '.join(sorted(other))}; valid: {', '.join(LATER['stages'])}")
         found["training"] = [
             row for name in found["runs"] for row in whole_curve(Trial.parse(name["run"]), found, runs)
         ]

@@ -73,9 +73,11 @@ def counterpart(model: Model) -> str | None:
     """The published row of a model's encoding in BERT; None if there is none, or the model differs in more."""
     name, _ = split_size(model.architecture)
     position, cls = ARCHITECTURES.get(name, ("", ""))
-    if model.variant.startswith("position ") and "," not in model.variant:
-        position = model.variant.removeprefix("position ")
-    elif model.variant:
+    # `python -m lab continue --next-sentence` adds segments, as theirs have them
+    differs = [part for part in model.variant.split(", ") if part not in ("", "segments learned")]
+    if len(differs) == 1 and differs[0].startswith("position "):
+        position = differs[0].removeprefix("position ")
+    elif differs:
         return None
     return rows().get(schemes_in(position)) if cls == "tied" and position else None
 

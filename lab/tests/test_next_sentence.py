@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from omegaconf import OmegaConf
 
 from lab import further
 from tupe.checkpoints.change import swap_command
+from tupe.checkpoints.export import export
+from tupe.checkpoints.trained import read_model
 from tupe.encoder import second_segment
 from tupe.run import record
 
@@ -184,9 +187,20 @@ def test_lengths_follow_each_other(start, tmp_path):
 
     assert "for each length" in printed("--lengths=16,20", "--epochs=3")
     one, two = printed("--lengths=16,20", "--epochs=3,1", "--next-sentence", "--lr=1e-3").splitlines()
-    assert f"--finetune-from-model={start[1]} --tokens-per-sample=16 --max-epoch=3" in one and "--lr=1e-3" in one
+    begin = f"--finetune-from-model={tmp_path}/run/with_segments --tokens-per-sample=16 --max-epoch=3"
+    assert begin in one and "--lr=1e-3" in one and not (tmp_path / "run").exists()
     assert f"--finetune-from-model={tmp_path}/run/length16/checkpoint_last.pt --tokens-per-sample=20" in two
     assert f"common.user_dir={FOLDER} task._name=next_sentence" in two
+
+
+def test_a_folder_that_was_made_of_another_checkpoint_is_no_beginning(start, tmp_path):
+    trained, output = read_model(start[1]), tmp_path / "with_segments"
+    for _ in range(2):
+        assert further.with_segments(start[1], output) == output
+    other = {**trained.weights, "encoder.tokens.weight": trained.weights["encoder.tokens.weight"] + 1}
+    export(replace(trained, weights=other), tmp_path / "other", code=False)
+    with pytest.raises(ValueError, match="with_segments was made of another checkpoint"):
+        further.with_segments(tmp_path / "other", output)
 
 
 def test_training_goes_on_in_two_phases_with_next_sentences(start, tmp_path):

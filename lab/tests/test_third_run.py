@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from evidence_runs import write_run
+from helpers import write_data
 from scipy import stats
 
 from lab import collect, delay, third, third_run
@@ -74,6 +75,10 @@ def test_the_curve_of_a_branch_begins_with_its_trunks(tmp_path):
     rows = third_run.whole_curve(branch, found, tmp_path)
     assert [int(row["updates"]) for row in rows] == list(range(50, 8001, 50))
     assert {row["loss"] for row in rows[:128]} == {"9"} and "9" not in {row["loss"] for row in rows[128:]}
+    for folder in (tmp_path / "trunks").iterdir():
+        (folder / "train.log").unlink()
+    with pytest.raises(ValueError, match="do not make one whole curve"):
+        third_run.whole_curve(branch, found, tmp_path)
 
 
 def test_a_trunk_that_diverged_takes_its_branch_along_and_no_other(tmp_path, monkeypatch):
@@ -92,12 +97,30 @@ def test_a_trunk_that_diverged_takes_its_branch_along_and_no_other(tmp_path, mon
         return {job: "failed" if trial.seed in reasons else "finished" for job, trial in of.items()}
 
     monkeypatch.setattr(third_run.runner, "run", run)
+    monkeypatch.setattr(third_run, "check_data", lambda *_: None)
     monkeypatch.setattr(third_run, "train", lambda data, output, left, *rest: trained.append(left))
     for _ in range(2):
         with pytest.raises(SystemExit, match="trunks: 1 of 2 jobs did not finish: .*seed 6"):
             third_run.train_length(tmp_path, tmp_path, planned, 1, ())
         assert trained.pop() == planned[:2]
         assert final_losses(tmp_path) == {planned[1]: math.inf}
+
+
+def test_a_branch_waits_for_a_trunk_that_was_stopped(tmp_path, monkeypatch):
+    planned, trained = [Trial("tiny_lasting", "tupe_a", "tiny", 4000, 4e-3, seed) for seed in (4, 5)], []
+    monkeypatch.setattr(third_run.runner, "run", lambda jobs, slots, title: dict.fromkeys(jobs, "open"))
+    monkeypatch.setattr(third_run, "check_data", lambda *_: None)
+    monkeypatch.setattr(third_run, "train", lambda data, output, left, *rest: trained.append(left))
+    with pytest.raises(SystemExit, match="trunks: 2 of 2 jobs did not finish"):
+        third_run.train_length(tmp_path, tmp_path, planned, 1, ())
+    assert trained == [[]]
+
+
+def test_data_that_are_too_small_are_refused_before_the_trunks(tmp_path, monkeypatch):
+    monkeypatch.setattr(third_run.runner, "run", None)
+    planned = [Trial("tiny_lasting", "tupe_a", "tiny", 4000, 4e-3, 4)]
+    with pytest.raises(ValueError, match="holds .* tokens, fewer than the 400,000 of the evaluation"):
+        third_run.train_length(write_data(tmp_path / "data"), tmp_path / "out", planned, 1, ())
 
 
 def test_a_trunk_that_is_lost_begins_anew(tmp_path):

@@ -72,7 +72,7 @@ def test_rows_are_found_by_their_encoding():
 
     assert row("bert_a_tiny") == "ape" and row("bert_a", "position nopos") == "nopos"
     assert row("bert_a_mini", "position absolute+shaw_sinusoidal_learned:amplitude:10") == "ape_rpe_sin_learned"
-    assert row("bert_a", "position shaw") == "rpe"
+    assert row("bert_a", "position shaw") == row("bert_a", "position shaw, segments learned") == "rpe"
     assert row("bert_a", "layer gau, position shaw") is row("tupe_a_tiny") is row("bert_a", "position rope") is None
 
 
