@@ -32,7 +32,7 @@ from tupe.common import options
 from tupe.common.architectures import plain_options
 from tupe.run import record
 from tupe.run.folder import write_atomically
-from tupe.train.settle import differing
+from tupe.train.settle import variant
 
 ANSWER_TOKENS = 30  # the longest answer that is predicted, as in BERT
 QUESTION_TOKENS = 64  # of a question that are kept
@@ -255,10 +255,9 @@ def new_record(folder: Path, version: str, epochs: int, batch: int, lr: float, s
     """The record of a run, by which `tupe report` and `python -m lab wang-tables` find it."""
     trained = read_model(folder, mmap=True)
     model, architecture = trained.config, trained.architecture
-    differs = differing(vars(model), plain_options(architecture))
-    variant = ", ".join(f"{name} {value}" for name, value in sorted(differs.items()))
     return record.Record(
-        task=f"SQuAD-{version}", architecture=architecture, variant=variant, seed=seed, lr=lr, splits=["dev"],
+        task=f"SQuAD-{version}", architecture=architecture, seed=seed, lr=lr, splits=["dev"],
+        variant=variant(vars(model), plain_options(architecture)),
         budget={"max_epoch": epochs}, metrics=METRICS, config={"dataset.batch_size": batch},
         **trained.origin(),
     )  # fmt: skip

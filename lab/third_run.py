@@ -80,9 +80,9 @@ def train_length(data: Path, output: Path, planned: list[Trial], jobs: int | Non
     """Train what is left of one stage and length; where there is a cool-down, first the trunks, each from the one of
     the next shorter length. A run whose trunk diverged has diverged; one whose trunk failed otherwise, or was stopped,
     waits for it."""
-    if planned:
-        check_data(data, output, TOKENS)  # before the trunks, which may take days
     trunks = {trial: trunk_job(trial, data, output, further) for trial in planned if cooldown_of(trial)}
+    if trunks:
+        check_data(data, output, TOKENS)  # `train` does it behind them, and they may take days
     for trial, made in trunks.items():
         for shorter in trunks_of(trial, output)[-2:-1]:
             begin(made.folder, shorter)

@@ -82,13 +82,12 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
         values |= {f"model.{name}": getattr(model, name) for name in ("position", "cls", "block")}
         architecture = named(architecture, model.position, model.cls)
         plain = plain_options(architecture)
-    differs = differing(vars(model), plain)
     defaults |= places_of(plain, defaults)
     own = {option.name: values[option.place] for option in OPTIONS.values() if option.place in values}
     settled = Settled(
         **{name: value for name, value in own.items() if name in Training.__dataclass_fields__},
         command=command, architecture=architecture, model=model, values=values,
-        variant=", ".join(f"{name} {differs[name]}" for name in sorted(differs)),
+        variant=variant(vars(model), plain),
         changed={place: value for place, value in values.items() if value != defaults[place]},
     )  # fmt: skip
     Encoder.check(model)
@@ -102,6 +101,11 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
 def differing(model: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """{name here: value} of options of `ModelConfig` that define what it computes, and that `other` has otherwise."""
     return {THEIRS[name]: value for name, value in model.items() if name not in FREE and str(value) != str(other[name])}
+
+
+def variant(model: dict[str, Any], other: dict[str, Any]) -> str:
+    """The same in the words of a run's record: "position shaw, segments learned", or ""."""
+    return ", ".join(f"{name} {value}" for name, value in sorted(differing(model, other).items()))
 
 
 def contradictions(trained: ModelConfig, model: ModelConfig) -> str:
