@@ -41,7 +41,7 @@ from .estimates import (
 )
 from .known import FIRST, TABLES, Runs, step_ratios
 from .plan import LATER, Trial
-from .third import finetuned, medians_of, scores
+from .third import STEADY, finetuned, medians_of, scores
 
 ROOT = Path(__file__).parents[1]
 MARGIN = 0.1  # bits, of equivalence
@@ -314,6 +314,13 @@ def results(e: Evidence) -> Iterator[str]:
     yield f"With them, mini models left the plateau {span(one.delay for one in e.of('delay', given))} updates earlier."
     near, far = (e.gap("tiny_same_rate", "tupe_a", n) for n in (1000, 3000))
     yield f"its lead is {near} bits 1,000 updates after the exits, and {far} after 3,000"
+    known, fresh = ([one for model in TUPES for one in e.of(stage, model)] for stage in ("lasting", "drift"))
+    of_a, of_r = (with_interval([one.drift for one in known + fresh if one.run.model == model]) for model in TUPES)
+    yield f"the gap to BERT-A changes by {of_a} bits in 1,000 updates for TUPE-A, and by {of_r} for TUPE-R."
+    yield f"We had set {STEADY} as the margin of no change"
+    changes = [[one.gaps[4400] - one.gaps[2000] for one in ones] for ones in (known, fresh)]
+    yield f"the gaps of the two new seeds fall by {to([-change for change in changes[1]], 2)} bits, and"
+    yield f"those of the known ones change by {to(changes[0], 2)}."
     yield f"three times as large leaves after {e.exits('bundle', 'absolute_0.06')} updates, and gains "
     larger, behind = e.gain("bundle", "absolute_0.06"), e.gap("bundle", "absolute_0.06", 2000, -1)
     yield f"gains {larger} bits. But 2,000 updates after the exit it is {behind} bits *behind*"

@@ -368,7 +368,8 @@ class Copy(multiprocessing.get_context("fork").Process):
     """A copy of this process. One that hangs is ended and says where it was: its test fails, the others run."""
 
     def join(self, timeout=None):
-        super().join(600 if timeout is None else timeout)
+        # By default less than scripts/test.sh gives a test.
+        super().join(float(os.environ.get("COPY_LIMIT", 240)) if timeout is None else timeout)
         if timeout is None and self.is_alive():
             os.kill(self.pid, signal.SIGABRT)  # pytest has told it to print its stacks then
             super().join()
@@ -659,8 +660,10 @@ def file_system(folder: Path, megabytes: int) -> Iterator[Path]:
     done = subprocess.run(mount, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 @contextmanager

@@ -549,7 +549,7 @@ def test_blocked_gradient_with_dropout(short, monkeypatch):
 @pytest.mark.parametrize("block", [1, 2**18])  # logits in a block: one sequence and head, or all
 def test_blocked_is_the_same_without_gradients(block, dtype, monkeypatch):
     monkeypatch.setattr(backend_cpu, "BLOCK_LOGITS", block)
-    q, k, v = (torch.randn(2, H, 6, 8, dtype=dtype) for _ in range(3))
+    q, k, v = (torch.randn(2, H, 6, 8, dtype=dtype).requires_grad_() for _ in range(3))
     bias, real = torch.randn(H, 6, 6), torch.arange(6) < torch.tensor([[6], [4]])
 
     def mix():

@@ -147,11 +147,6 @@ def test_a_gated_attention_unit_has_no_parts():
             Encoder(V, PAD, block="gau", layers=1, width=8, **{part: word})
 
 
-def test_an_unknown_block_is_refused():
-    with pytest.raises(ValueError, match="unknown block 'rnn'; valid: transformer, gau, modern"):
-        ModelConfig(block="rnn")
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rms_norm_of_large_numbers_in_half_precision(dtype):
     norm = NORMS["rms"](16, 1e-5).to(dtype)

@@ -1,6 +1,7 @@
 """What users of transformers and of the libraries around it do with an export: a folder with the model's code, in
 which neither this package nor fairseq is needed. Each test runs where its library is; docs/libraries.md has results."""
 
+import copy
 import importlib
 import json
 import os
@@ -130,6 +131,7 @@ def test_gradient_checkpointing(folder):
 def test_saved_folders_hold_all_code(folder, model, tokenizer, tmp_path):
     """Through two generations, and in shards; with an embedding that has grown."""
     ids, code = torch.tensor([[0, 5, 6, 7, 2]]), sorted(path.name for path in Path(folder).glob("*.py"))
+    tokenizer = copy.deepcopy(tokenizer)  # other tests have the vocabulary as it was
     tokenizer.add_tokens(["tupe-grown"])
     model.resize_token_embeddings(len(tokenizer))
     expected, parent = logits(model, ids), model

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import scramble
+from test_positions import COMBINATIONS
 
 from tupe.attention import Plain, Prepared, attend, mask_logits
 from tupe.encoder import Encoder, init_bert
@@ -503,10 +504,6 @@ def random_qkv(seed=0):
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-COMBINATIONS = [
-    "untied+t5", "absolute+shaw", "shaw+shaw_values", "untied+deberta", "t5+urpe", "shaw:layer+urpe:layer", "rope+urpe",
-    "sinusoidal_learned+shaw_sinusoidal", "t5:layer+untied",
-]  # fmt: skip
 OPTIONS = [  # every option of every family
     "absolute:std:0.06", "absolute:norm:True:gain:0.1", "sinusoidal:amplitude:0.1", "sinusoidal_learned:amplitude:0.1",
     "untied:norm:False:std:1", "absolute_d:norm:False", "t5:multiplier:25", "t5:buckets:8:max_distance:8",

@@ -352,16 +352,18 @@ def quickstart_rows(text):
 
 
 @pytest.mark.slow
-def test_quickstart_prints_the_digits_of_the_page(tmp_path):
+@pytest.mark.parametrize("words", [[], ["--engine", "torch"]])
+def test_quickstart_prints_the_digits_of_the_page(words, tmp_path):
     """On another kind of processor the last digits differ. The environment is this one; the text is downloaded."""
     (tmp_path / "scripts").mkdir()
     for name in ("quickstart.sh", "steps.bash"):
         shutil.copy(SCRIPTS / name, tmp_path / "scripts")
     (tmp_path / "scripts" / "setup.sh").write_text("")
-    (tmp_path / ".venv").symlink_to(sys.prefix)
+    for name in (".venv", ".venv-train"):
+        (tmp_path / name).symlink_to(sys.prefix)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "scripts/quickstart.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True
+        ["bash", "scripts/quickstart.sh", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     here = quickstart_rows((tmp_path / "outputs" / "quickstart" / "table.md").read_text())

@@ -80,7 +80,9 @@ class Training:
     log_interval: int = option(100, "common", "Updates between two lines of the log.", COUNT, record=CHANGES)
     tensorboard_logdir: str = option("", "common", "The folder of TensorBoard's logs.", record=CHANGES)
     wandb_project: str = option("", "common", "The project of Weights and Biases.", record=CHANGES)
-    ddp_backend: str = option("pytorch_ddp", "distributed_training", "How several processes share the model.")
+    ddp_backend: str = option(
+        "pytorch_ddp", "distributed_training", "How several processes share the model.", record=CHANGES
+    )
     batch_size: int = option(32, "dataset", "Sequences per update, over all GPUs.", COUNT)
     batch_size_valid: int = option(0, "dataset", "Sequences per batch of held-out text.", COUNT)
     num_workers: int = option(1, "dataset", "Processes that load data.", (0, 1024), record=CHANGES)
@@ -342,6 +344,12 @@ def split_batch(
     share = batch // processes
     steps = next(n for n in range(1, share + 1) if share % n == 0 and share // n <= limit)
     return share // steps, steps
+
+
+def split_held_out(batch: int, processes: int, max_valid_steps: int | None) -> int | None:
+    """Held-out sequences of a process in one step, so that losses are of the same text with any number of processes;
+    None where the batch of one process does not divide, or all held-out text is scored anyway."""
+    return batch // processes if max_valid_steps and batch % processes == 0 else None
 
 
 # ---------------------------------------------------------------------------------------------------- what may change

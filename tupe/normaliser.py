@@ -356,9 +356,11 @@ UNSPACED = frozenset(("bo", "ja", "km", "lo", "my", "th", "yue", "zh"))  # langu
 
 
 def check_language(code: str) -> None:
-    """Raise ValueError for another name of a language than spaCy's: Moses and UNSPACED would take "deu" for none."""
-    name = code if code == "en" else library("spacy").util.find_matching_language(code)
-    if name and name.partition("-")[0] != code.partition("-")[0]:
+    """Raise ValueError for another name of a language than spaCy's, and for that of a region: Moses and UNSPACED would
+    take "deu" and "zh-CN" for none."""
+    base = re.split("[-_]", code)[0].lower()
+    name = base if base == "en" else library("spacy").util.find_matching_language(base) or base
+    if name != code:
         raise ValueError(f"--language {code}: say {name}")
 
 

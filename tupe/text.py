@@ -1,11 +1,11 @@
 """Text as the ids of pre-training, and back: normalised (normaliser.py), then cut into pieces.
 
     encoder = TextEncoder(data_dir)                            a folder that `tupe prepare corpus` made
-    encoder.pieces(text)        -> [piece, ...]                dict.txt's strings; no <s>, </s>: callers add them
+    encoder.pieces(text)        -> [piece, ...]                no <s>, </s>: callers add them
     encoder.encode(text)        -> [id, ...]
     encoder.decode(ids)         -> "tok tok ..."
 
-A piece that starts a word starts with "\u2581"."""
+In the paper's pipeline, a piece that starts a word starts with "\u2581"."""
 
 import functools
 import itertools
@@ -59,7 +59,7 @@ def read_dictionary(path: Path) -> list[str]:
     if len(set(symbols)) < len(symbols):
         twice = next(symbol for symbol, count in Counter(symbols).items() if count > 1)
         raise ValueError(f"{path} is not a dictionary: it has the type {twice[:60]!r} twice")
-    types = _manifest(path.parent).get("vocab_size") if path.name == "dict.txt" else None
+    types = read_manifest(path.parent).get("vocab_size") if path.name == "dict.txt" else None
     if types not in (None, len(symbols)):
         raise ValueError(f"{path} makes {len(symbols)} types, not the {types} of manifest.json: cut off?")
     return symbols
@@ -92,7 +92,7 @@ class TextEncoder:
                 raise ValueError(f"{self.folder} has no {name}; `tupe prepare corpus` makes such a folder")
         self.symbols = read_dictionary(self.folder / "dict.txt")
         self.ids = {symbol: i for i, symbol in enumerate(self.symbols)}
-        manifest = _manifest(self.folder)
+        manifest = read_manifest(self.folder)
         self.has_words = manifest.get("language") not in UNSPACED
         settings = {name: manifest[name] for name in self.SETTINGS if name in manifest}
         self.normaliser = self.normaliser_of(**settings)
@@ -126,7 +126,8 @@ class TextEncoder:
         return [self.ids.get(piece, unk) for piece in self.pieces(text)]
 
     def word_ids(self, text: str) -> list[list[int]]:
-        """The ids of `encode`, word by word (a punctuation mark is a word, and a piece where `has_words` is False)."""
+        """The ids of `encode`, word by word; where `has_words` is False, piece by piece. What a word is, the pipeline
+        says: its punctuation marks are words, for example."""
         return self.group_words(self.encode(text))
 
     def group_words(self, ids: list[int]) -> list[list[int]]:
@@ -150,7 +151,8 @@ class TextEncoder:
         raise NotImplementedError
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What `tupe prepare corpus` says of its data; {} if the folder does not say. Raises ValueError if it is cut."""
     path = folder / "manifest.json"
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

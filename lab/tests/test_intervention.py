@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import pretrain_arguments, train
 from safetensors.torch import load_file
 
 from lab.plan import HERE
@@ -61,7 +62,7 @@ def test_delayed_positions_are_off_before_the_update_and_tupes_from_then_on():
     assert torch.equal(evaluated(TOKENS)[0], tupe.eval()(TOKENS)[0])
 
 
-def test_both_engines_tell_it_of_updates(data, monkeypatch):
+def test_both_engines_tell_it_of_updates(data, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(positions.SCHEMES["delayed"], "set_num_updates", lambda self, updates: seen.append(updates))
     words = ["--arch=tupe_a_tiny", "--position=delayed:until:2", "--cls=untied", "--tokens-per-sample=24", "--cpu",
@@ -73,6 +74,10 @@ def test_both_engines_tell_it_of_updates(data, monkeypatch):
     loop.due = lambda: (False, False, False)
     loop.train(None)
     assert seen == [0, 1, 2]
+    pytest.importorskip("fairseq")
+    seen.clear()
+    train(pretrain_arguments(data, tmp_path, *words, "--num-workers=0", arch="tupe_a_tiny"))
+    assert [*dict.fromkeys(seen)][:3] == [0, 1, 2]
 
 
 def test_trained_vectors_are_the_released_ones_and_all_else_starts_as_berts():

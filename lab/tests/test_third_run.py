@@ -202,6 +202,22 @@ def test_the_known_seeds_drift_as_the_protocol_says():
         assert f"{with_interval(drifts)} for {model.upper().replace('_', '-')}" in page
 
 
+def test_the_protocol_says_what_came_out_of_the_drift():
+    page = " ".join((FIRST.parent / "third-protocol.md").read_text(encoding="utf-8").split())
+    leads, gaps = [one for one in delay.leads() if one.run.stage in ("lasting", "drift")], {}
+    for model in ("tupe_a", "tupe_r"):
+        ones = [one for one in leads if one.run.model == model]
+        assert [one.run.seed for one in ones] == [1, 2, 3, 4, 5]
+        name = model.upper().replace("_", "-")
+        assert f"{with_interval([one.drift for one in ones])} for {name}" in page
+        gaps[model] = [one.gaps[delay.DRIFT[-1]] for one in ones[3:]]
+    said = "{:.3f} and {:.3f} (TUPE-A, seeds 4 and 5), {:.3f} and {:.3f} (TUPE-R)."
+    assert said.format(*gaps["tupe_a"], *gaps["tupe_r"]) in page
+    first = min((one for one in leads if one.drift is not None), key=lambda one: one.drift)
+    assert (first.run.model, first.run.seed) == ("tupe_a", 4)
+    assert f"{first.gaps[2000]:.3f} bits ahead at 2,000, and so has the largest drift, {first.drift:.3f}." in page
+
+
 def of_intervention(tmp_path, diverges=None):
     """(a)'s section after runs whose final losses differ by model and seed; one of them may diverge."""
     for trial in trials("delay", {}, LATER):

@@ -95,8 +95,9 @@ def test_pieces_that_are_not_those_of_the_dictionary_are_refused(tmp_path):
     (tmp_path / "old" / "dict.txt").write_text("".join(lines[:-3]))
     with pytest.raises(SystemExit, match="the types of dict.txt are not the pieces of sentencepiece.bpe.model"):
         run(tmp_path / "a.txt", "--output", tmp_path / "new", "--tokenizer", tmp_path / "old", *ONE)
-    with pytest.raises(SystemExit, match="--language deu: say de"):  # in every mode
-        run(tmp_path / "a.txt", "--output", tmp_path / "new", "--language=deu", "--sentences=lines", *ONE)
+    for code, name in {"deu": "de", "zh-CN": "zh", "de_AT": "de", "EN": "en"}.items():  # in every mode
+        with pytest.raises(SystemExit, match=f"--language {code}: say {name}"):
+            run(tmp_path / "a.txt", "--output", tmp_path / "new", f"--language={code}", "--sentences=lines", *ONE)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])

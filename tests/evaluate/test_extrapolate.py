@@ -57,8 +57,16 @@ def test_losses_are_those_of_one_sequence_at_a_time(stream, length):
     np.testing.assert_allclose(window_losses(ours, drawn, N, length, batch_tokens=3 * length), expected, rtol=1e-4)
 
 
-def test_context_matters_only_where_there_is_attention_to_it(stream):
-    """ALiBi with steep slopes hardly sees what is added; a table of positions ends where it ends."""
+def test_the_change_is_from_the_shortest_length(stream):
+    ours, drawn = model("t5"), draw_windows(stream, N, M, 20)
+    near, far = (window_losses(ours, drawn, N, length) for length in (N, M))
+    loss = extrapolation(ours, stream, [M, N], 20)[1]
+    assert loss.length == M and loss.mean == pytest.approx(far.mean())
+    assert loss.difference == pytest.approx((far - near).mean())
+    assert loss.difference_error == pytest.approx((far - near).std(ddof=1) / 20**0.5) and abs(loss.difference) > 1e-3
+
+
+def test_a_table_of_positions_ends_where_it_ends(stream):
     lengths = [loss.length for loss in extrapolation(model("alibi"), stream, [M, N, 2 * N], 20)]
     assert lengths == [N, 2 * N, M]
     (only,) = extrapolation(model("absolute"), stream, [N, 2 * N, M], 20)

@@ -3,12 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fairseq.trainer import Trainer
 from helpers import compose, ended, fairseq_arguments, finetune, fork, free_port, load, table, unsealed
+from omegaconf import OmegaConf
 
 from tupe.checkpoints.export import export
 from tupe.data.examples import Examples, collate
@@ -16,6 +18,7 @@ from tupe.data.glue import TASKS, glue_name
 from tupe.data.splits import read_symbols, write_split
 from tupe.evaluate.predict import predict_glue
 from tupe.modeling_tupe import TupeForSequenceClassification
+from tupe.plugin import classification
 from tupe.plugin.classification import GlueCriterion
 from tupe.run.record import Record, read, state_of
 
@@ -78,6 +81,24 @@ def test_regression(fine_tuned):
     assert "spearman" in last and "accuracy" not in last
 
 
+def test_half_precision_does_not_round_the_labels(learnable):
+    """Of a batch that fairseq's trainer casts."""
+    valid = Examples(learnable / "STS-B", "valid", 20)
+    batch = classification.collate("valid", [(n, valid[1, n]) for n in range(8)])
+    for precision in ("fp16", "bf16"):
+        common = {"fp16": precision == "fp16", "bf16": precision == "bf16"}
+        trainer = SimpleNamespace(cfg=OmegaConf.create({"common": common}))
+        cast = Trainer._fp_convert_sample(trainer, batch)["target"].tolist()
+        assert cast == batch["target"].tolist() == pytest.approx([valid[1, n][2] for n in range(8)], abs=1e-7)
+
+
+def test_a_time_limit_leaves_a_fine_tuning_to_go_on(learnable, pretrained, tmp_path):
+    """Here it is over after the first update."""
+    finetune(learnable, pretrained, tmp_path, *epochs(2), "optimization.stop_time_hours=1e-9")
+    run = read(tmp_path)
+    assert (run.state, run.failure) == ("stopped", None)
+
+
 def test_a_regression_answers_in_the_units_of_its_labels(learnable, fine_tuned, tmp_path):
     """An export: between 0 and 5, not between 0 and 1."""
     checkpoint, valid = fine_tuned["STS-B"][1] / "checkpoint_last.pt", Examples(learnable / "STS-B", "valid", 20)
@@ -97,7 +118,11 @@ def test_a_regression_answers_in_the_units_of_its_labels(learnable, fine_tuned, 
 @pytest.mark.slow  # two processes in every run: tests/plugin/test_worker.py
 def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
     """Training and validation on two processes: every development example once, and the scores of one process."""
-    from fairseq_cli.train import cli_main
+
+    def fairseq_train():
+        from fairseq_cli.train import cli_main
+
+        cli_main()
 
     port, started = free_port(), []
     for rank, processes in ((0, 1), (0, 2), (1, 2)):  # two runs at the same time
@@ -105,12 +130,11 @@ def test_two_processes_score_what_one_does(learnable, pretrained, tmp_path):
         words += ["--lr=0.01", "--max-epoch=2", "--no-save", "--num-workers=0", "--batch-size=12"]
         words += [f"--{name}=0" for name in ("dropout", "attention-dropout", "pooler-dropout")]
         arguments = fairseq_arguments("finetune", ["glue=mnli"], words, processes=processes, cuda=False)
+        torchrun = {}
         if processes > 1:
-            arguments += [
-                "--distributed-no-spawn", f"--distributed-rank={rank}",
-                f"--distributed-init-method=tcp://127.0.0.1:{port}",
-            ]  # fmt: skip
-        started.append(fork(cli_main, "fairseq-train", *arguments))
+            torchrun = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            torchrun |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        started.append(fork(fairseq_train, "fairseq-train", *arguments, anew=True, **torchrun))
     assert [ended(process) for process in started] == [0, 0, 0]
     one, two = read(tmp_path / "1"), read(tmp_path / "2")
     assert one.state == two.state == "finished" and len(one.scores) == len(two.scores) == 4

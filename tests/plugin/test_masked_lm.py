@@ -149,6 +149,15 @@ def test_from_a_checkpoint_it_runs_for_epochs(start, tmp_path):
     assert run.pretrained == str(checkpoint) and run.variant == "segments learned" and len(run.scores) == 2
 
 
+def test_the_time_of_the_pretraining_does_not_count(start, tmp_path):
+    """fairseq's limit is on a whole history; a run that starts from a checkpoint begins its own."""
+    data, checkpoint = start
+    state, old = load(checkpoint), tmp_path / "old.pt"
+    torch.save(state | {"extra_state": state["extra_state"] | {"previous_training_time": 1e6}}, old)
+    assert len(train(arguments(data, old, tmp_path / "run", "--stop-time-hours=2"))) > 2
+    assert read(tmp_path / "run").state == "finished"
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

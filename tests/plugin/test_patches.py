@@ -12,7 +12,7 @@ from fairseq import utils
 from helpers import PLUGIN, ended, fork
 
 from tupe.plugin import launch, patches, steps  # noqa: F401  (the first: `tupe` is about to train)
-from tupe.plugin.patches import BY_TUPE, ON_IMPORT, PATCHES
+from tupe.plugin.patches import BY_TUPE, IN_TRAINING, ON_IMPORT, PATCHES
 
 
 def installed(attribute):
@@ -41,10 +41,10 @@ def test_fairseq_train_gets_what_the_table_says():
         from tupe.plugin import patches as loaded
 
         found = [patch.replacement in installed(patch.attribute) for patch in loaded.PATCHES]
-        assert loaded is not patches and found == [patch.when == ON_IMPORT for patch in PATCHES], found
+        assert loaded is not patches and found == [patch.when != BY_TUPE for patch in PATCHES], found
 
     assert ended(fork(look, "fairseq-train", anew=True)) == 0
-    assert {patch.when for patch in PATCHES} == {ON_IMPORT, BY_TUPE}
+    assert {patch.when for patch in PATCHES} == {ON_IMPORT, IN_TRAINING, BY_TUPE}
 
 
 LIBRARIES = ("fairseq", "fairseq_cli", "torch", "hydra", "omegaconf")

@@ -79,6 +79,8 @@ def test_settings_that_do_not_work_are_refused(data, tmp_path):
     for words, message in (
         (["--store-ema"], "ema.store_ema: fairseq cannot average this model; valid: tupe checkpoint average"),
         (["--patience=2"], "checkpoint.patience: a run is as long as it is told"),
+        (["--max-epoch=2", "--save-interval=2"], "checkpoint.save_interval: fairseq would not save the last epoch"),
+        (["--no-last-checkpoints"], "checkpoint.no_last_checkpoints: a run is finished"),
         (["--valid-subset=valid,train"], "train is the split to train on; valid: other splits"),
     ):
         with pytest.raises(ValueError, match=message):

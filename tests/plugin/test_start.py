@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from helpers import CONFIGS, fairseq_arguments, fork, pretrain_arguments, train, train_recipe
+from helpers import CONFIGS, fairseq_arguments, fork, parsed, pretrain_arguments, train, train_recipe
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -60,6 +60,21 @@ def test_a_batch_is_split_into_steps(data, tmp_path):
     sizes = []
     train(arguments, lambda samples: sizes.append([sample["nsentences"] for sample in samples]))
     assert sizes[0] == [4, 4]
+
+
+def test_bf16_is_no_tpu(data, tmp_path):
+    """fairseq's parser says so in four sections; then several GPUs need its library, and one computes all logits."""
+    config = parsed([*pretrain_arguments(data, tmp_path), "--bf16"])
+    assert config.common.bf16 and config.optimizer.lr
+    for section in ("common", "distributed_training", "criterion", "optimizer"):
+        assert config[section].tpu is False
+
+
+def test_the_task_is_for_our_models(data, tmp_path):
+    words = [str(data), "--task=tupe_masked_lm", "--arch=roberta_base", "--criterion=masked_lm", "--lr=0.1", "--cpu"]
+    words += [f"--save-dir={tmp_path}", "--tokens-per-sample=24", "--max-update=1", "--optimizer=adam"]
+    with pytest.raises(Refused, match="--arch: tupe_masked_lm trains models of this package"):
+        train([*words, "--batch-size=4"])
 
 
 def test_half_precision_with_a_gpu_is_left_alone(monkeypatch):

@@ -161,12 +161,14 @@ def test_a_position_replaces_that_of_bert_and_its_name(place):
 
 
 @pytest.mark.slow
-def test_real_runs(vocabulary, tmp_path):
+@pytest.mark.parametrize("engine", ["fairseq", "torch"])
+def test_real_runs(engine, vocabulary, tmp_path):
     """Two encodings; started again, nothing is run again."""
     compare = [
-        sys.executable, "-m", "tupe", "compare", "--data", vocabulary, "--output", "out", "--position=nopos",
-        "--position=shaw", "--jobs=2", "--tokens-per-sample=20", "--batch-size=8", "--update-freq=1", "--max-update=2",
-        "--num-workers=0", "--encoder-embed-dim=32", "criterion._name=masked_lm_chunked",
+        sys.executable, "-m", "tupe", "compare", f"--engine={engine}", "--data", vocabulary, "--output", "out",
+        "--position=nopos", "--position=shaw", "--jobs=2", "--tokens-per-sample=20", "--batch-size=8",
+        "--update-freq=1", "--max-update=2", "--num-workers=0", "--encoder-embed-dim=32",
+        "criterion._name=masked_lm_chunked",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(STAND_IN.parents[1])}
     for words in (compare, compare):

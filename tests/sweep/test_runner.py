@@ -73,6 +73,7 @@ FAILURES = {
     "own reason": ("run.end('out of memory', 3); run.save(folder); sys.exit(3)", "failed", ["out of memory"]),
     "no reason": ("sys.exit(2)", "failed", ["exit status 2"]),
     "not finished": ("run.save(folder); sys.exit(0)", "failed", ["before its run was finished"]),
+    "at its time limit": ("run.state = 'stopped'; run.save(folder); sys.exit(0)", "open", ["time limit"]),
     "damaged": ("(folder / 'record.json').write_text('{'); sys.exit(1)", "failed", ["exit status 1"]),
     "killed": ("os.kill(os.getpid(), 9)", "open", ["killed by signal 9"]),
     "ended while it loaded": ("sys.exit(143)", "open", ["killed by signal 15"]),

@@ -18,6 +18,7 @@ from tupe.run.checksums import seal_all
 from tupe.run.folder import fingerprint
 from tupe.run.record import REFUSED, STOPPED, read, updates_of
 from tupe.sweep.grid import Sweep
+from tupe.train import finetune as tuning
 from tupe.train.saved import checkpoints
 
 TINY = ["--gpus=0", "--allocator=none", "--num-workers=0", "--batch-size=12", "--lr=1e-3", "--max-epoch=2"]
@@ -82,9 +83,15 @@ def test_what_comes_out_is_the_best_model(whole, small):
     assert updates_of(whole) == best
     assert record.pretrained == str(small) and record.config["engine"] == "torch"
     assert list(checkpoints(whole)) == [record.scores[-1]["num_updates"]]  # of what is left, to resume
-    if best in checkpoints(whole):
-        own = TupeForSequenceClassification.from_pretrained(checkpoints(whole)[best]).state_dict()
-        assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
+
+
+def test_a_worse_epoch_does_not_take_the_place_of_the_best(small, learnable, tmp_path, monkeypatch):
+    falling = iter((90.0, 10.0))
+    monkeypatch.setattr(tuning, "score", lambda metrics, *_: dict.fromkeys(metrics, next(falling)))
+    assert ended(begin(learnable, small, tmp_path)) == 0
+    first, last = (entry["num_updates"] for entry in read(tmp_path).scores)
+    kept, end = (load_file(path / "model.safetensors") for path in (tmp_path, checkpoints(tmp_path)[last]))
+    assert updates_of(tmp_path) == first and any(not torch.equal(kept[name], end[name]) for name in kept)
 
 
 def test_predictions_for_the_server(whole, small, learnable, tmp_path):

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+from unittest import mock
 
 import helpers
 import numpy as np
@@ -36,7 +37,7 @@ from tupe.common.options import Refusal
 from tupe.common.recipes import read as read_recipe
 from tupe.evaluate.loading import load_model
 from tupe.modeling_tupe import TupeForMaskedLM
-from tupe.positions import load_scheme_file
+from tupe.positions import SCHEMES, load_scheme_file
 from tupe.run import progress
 from tupe.run.folder import locked
 from tupe.run.record import BUSY, DIVERGED, REFUSED, STOPPED, read, state_of, updates_of
@@ -123,6 +124,15 @@ def test_both_engines_compute_the_same(arch, more, data, tmp_path):
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-3)
     names = ("task", "architecture", "variant", "seed", "lr", "budget", "splits", "data", "dictionary")
     assert {name: getattr(one, name) for name in names} == {name: getattr(two, name) for name in names}
+
+
+@pytest.mark.parametrize("word, near", [("--precision=autocast", 1e-2), ("--checkpoint-activations", 1e-5)])
+def test_other_ways_have_the_same_losses(word, near, data, whole, tmp_path):
+    """And validations between checkpoints."""
+    often = ["--save-interval-updates=3", "--validate-interval-updates=2"]
+    assert ended(begin(data, tmp_path, *often, word)) == 0
+    assert [loss for loss, _ in logged(tmp_path)] == pytest.approx([loss for loss, _ in logged(whole)], rel=near)
+    assert {2, 4, 6, 8, 10, 12, 14} <= {entry["num_updates"] for entry in read(tmp_path).scores}
 
 
 def test_half_precision_trains_float32_copies_and_resumes_exactly_on_both_engines(data, tmp_path, whole):
@@ -620,18 +630,18 @@ def test_a_signal_to_one_process_stops_both_at_one_update(data, tmp_path, monkey
 
 @pytest.mark.thorough
 def test_a_model_of_which_each_process_holds_a_part_is_the_same(data, tmp_path):
-    """FSDP2. Losses, gradients and weights are those of two processes with all of the model; it resumes, also with all
-    of the model in each process; the checkpoint loads in one."""
+    """FSDP2. Losses, gradients and weights are those of two processes with all of the model; it goes on as it was, and
+    with all of the model in each process; the checkpoint loads in one."""
     words = ["--dropout=0", "--attention-dropout=0", "--batch-size=2", "--update-freq=2", "--total-num-update=6"]
     sharded = ["--ddp-backend=fully_sharded", *words]
-    for folder, more in (("whole", words), ("sharded", [*sharded, "--max-update=3"]), ("sharded", sharded)):
+    parts = [sharded, "--max-update=2"], [sharded, "--max-update=4"], [words]
+    for folder, more in (("whole", words), *(("sharded", [*options, *length]) for options, *length in parts)):
         two = begin_two(data, tmp_path / folder, "--max-update=6", *more)
         assert [ended(process) for process in two] == [0, 0]
     np.testing.assert_allclose(logged(tmp_path / "sharded"), logged(tmp_path / "whole"), rtol=1e-4)
     a, b = weights(tmp_path / "sharded"), weights(tmp_path / "whole")
     assert a.keys() == b.keys() and all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)
     TupeForMaskedLM.from_pretrained(tmp_path / "sharded")
-    assert "ddp_backend fully_sharded there" in refused(data, tmp_path / "sharded", *words)
 
 
 @pytest.mark.slow
@@ -814,16 +824,17 @@ class NoGradient(PositionScheme):
 
 def test_fp16_whose_gradients_stay_infinite_diverges(data, tmp_path):
     """The loss stays finite, because no update is made."""
-    (tmp_path / "scheme.py").write_text(NO_GRADIENT)
-    load_scheme_file(str(tmp_path / "scheme.py"))
-    fixed = {"checkpoint.save_dir": tmp_path / "run"}
-    words = ["--arch=bert_a_tiny", "--position=no_gradient", "--max-update=40", "--batch-size=2", "--num-workers=0",
-             "--log-interval=40", "--warmup-updates=2", "--tokens-per-sample=20", "--cpu"]  # fmt: skip
-    recipe = settle(read_recipe("pretrain_small", words, fixed=fixed), gpus=0)
-    recipe.fp16 = True
-    with pytest.raises(Refusal, match="the gradients of fp16 are not finite at update 40") as refusal:
-        launch.train(recipe, str(data), 1, 0, True)
-    assert refusal.value.exit_code == DIVERGED and state_of(tmp_path / "run") == "failed"
+    with mock.patch.dict(SCHEMES):  # which it leaves as they were
+        (tmp_path / "scheme.py").write_text(NO_GRADIENT)
+        load_scheme_file(str(tmp_path / "scheme.py"))
+        fixed = {"checkpoint.save_dir": tmp_path / "run"}
+        words = ["--arch=bert_a_tiny", "--position=no_gradient", "--max-update=40", "--batch-size=2", "--num-workers=0",
+                 "--log-interval=40", "--warmup-updates=2", "--tokens-per-sample=20", "--cpu"]  # fmt: skip
+        recipe = settle(read_recipe("pretrain_small", words, fixed=fixed), gpus=0)
+        recipe.fp16 = True
+        with pytest.raises(Refusal, match="the gradients of fp16 are not finite at update 40") as refusal:
+            launch.train(recipe, str(data), 1, 0, True)
+        assert refusal.value.exit_code == DIVERGED and state_of(tmp_path / "run") == "failed"
 
 
 def test_what_makes_no_difference_makes_no_other_run(data, whole):

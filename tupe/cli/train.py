@@ -42,11 +42,16 @@ METAVARS = {int: " N", float: " X", bool: "", str: " WORD", config.PAIR: " '(X, 
 def rows(command: str) -> list[tuple[str, str]]:
     """(option, text with the value of the command's recipe and its architecture) of all options of a command."""
     found, settings = [], read(command, [])
+    others = [read(command, [f"glue={task}"]).values for task in GLUE] if command == FINETUNE else []
     architecture = preset(settings["arch"]) if command == PRETRAIN else {}
     for name, known in config.OPTIONS.items():
         if command in known.of and name not in (*SET_BY_COMMAND[command], "arch"):  # --arch is the command's own
             value = settings.values.get(known.place, architecture.get(MODEL.get(known.place, ""), known.default))
             value = settings.batch[0] if name == "batch_size" else value
+            if name == "precision" and settings["fp16"]:
+                value = "fp16 on a GPU, else float32"
+            if any(each.get(known.place) != settings.values.get(known.place) for each in others):
+                value = ""  # the task decides
             value = "" if value in (False, "") else f"{value}".strip("[]")
             metavar = f" {'|'.join(known.choices)}" if known.choices else METAVARS.get(known.kind, " X")
             found.append((known.flag + metavar, known.help + (f"  [{value}]" if value else "")))
@@ -131,7 +136,8 @@ def finetune(task, data, checkpoint, output, engine, words, **machine):
     if name not in GLUE:
         own = [each for each in tasks_in(data) if task_key(each) not in GLUE]
         if name not in map(task_key, own):
-            raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *own])}")
+            missing = "" if data.is_dir() else f"; data folder not found: {data}"
+            raise ValueError(f"unknown task {task!r}{did_you_mean(name, [*GLUE, *own])}{missing}")
         chosen = f"glue={OWN}"
         values["task.glue_task"] = next(each for each in own if task_key(each) == name)
     settings = settings_of("finetune", [chosen], words, values)
@@ -184,7 +190,7 @@ def check_data(data: Path, settings: Settings, task: str | None = None) -> None:
             check_glue(folders[0] / glue_name(task, folders[0]), name, labelled=True)
         return
     for name in names:
-        if not any((folders[0] / file).is_file() for file in (f"{name}.idx", name)):
+        if not (folders[0] / f"{name}.idx").is_file():
             there = ", ".join(sorted(path.stem for path in folders[0].glob("*.idx"))) or "none is prepared there"
             raise ValueError(f"{folders[0]} has no split {name!r}; valid: {there}")
         for prefix in prefixes_of(data, name):

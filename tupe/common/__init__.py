@@ -1,1 +1,1 @@
-"""What every part uses and no model: records of runs, options of commands, files, tables, figures."""
+"""What every part uses: options of commands, recipes, architectures by name, the console, tables, safe loading."""

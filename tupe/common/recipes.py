@@ -95,8 +95,8 @@ class Settings:
             batch, limit = self.batch
             size, steps = config.split_batch(batch, processes, micro_batch_size or limit)
             self.values |= {"dataset.batch_size": size, "optimization.update_freq": [steps]}
-            if self["max_valid_steps"] and limit % processes == 0:  # then losses are of the same text on any machine
-                self.values.setdefault("dataset.batch_size_valid", limit // processes)
+            if held_out := config.split_held_out(limit, processes, self["max_valid_steps"]):
+                self.values.setdefault("dataset.batch_size_valid", held_out)
 
     def choose_precision(self, cuda: bool) -> None:
         """Turn the recipe's fp16 off on a CPU, or beside another precision. Raises ValueError if the user wants it."""

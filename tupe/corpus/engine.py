@@ -26,7 +26,7 @@ from ..run.checksums import NAME, seal_all
 from ..run.folder import BEGUN, fill, owned, remove_partial, write_atomically
 from ..run.record import command_line
 from ..run.stop import SIGNALS, handled
-from ..text import PaperText, TextEncoder, TokenizerText
+from ..text import PaperText, TextEncoder, TokenizerText, read_manifest
 from . import steps as corpus
 from .readers import find_inputs
 from .records import COMPRESSED, Reading, imported
@@ -143,11 +143,14 @@ def _claim(out, settings):
     leave as they are count as finished, and its files are joined anew, for some may have been moved out.
     """
     manifest, work = out / "manifest.json", out / "work"
-    if manifest.is_file() and json.loads(manifest.read_text()).get("settings") == settings:
+    if manifest.is_file() and read_manifest(out).get("settings") == settings:
         return True
     there = {path.name for path in out.iterdir() if path.name != ".lock"} if out.is_dir() else set()
     if manifest.is_file() or there and not _is_ours(there, work):
-        raise ValueError(f"{out} holds data from other inputs or options, or other files: choose another folder")
+        raise ValueError(
+            f"{out} holds data from other inputs or options, or of another version of tupe, or other files: choose "
+            "another folder"
+        )
     work.mkdir(parents=True, exist_ok=True)
     for name in WRITTEN:
         (out / name).unlink(missing_ok=True)

@@ -188,7 +188,10 @@ def _mediawiki(events, root, file):
         root.clear()
 
 
-SILENT = frozenset(("note", "fw", "figure", "table", "bibl", "del", "sic", "orig"))  # corrected forms are read instead
+SILENT = frozenset(("note", "fw", "figure", "table", "bibl", "del"))
+# Of the forms of one passage, those that an editor gives as the better ones.
+PREFERRED = {"choice": ("corr", "reg", "expan"), "app": ("lem",)}
+JOINED = "\0"  # no character of XML
 
 
 def _tei(events, root, file):
@@ -198,13 +201,14 @@ def _tei(events, root, file):
     """
     bodies, silent, paragraphs = 0, 0, []  # those that are open: a quoted letter has a body of its own
     for event, element in events:
-        tag = element.tag.rpartition("}")[2]
+        tag = _name(element)
         if tag == "body":
             bodies += 1 if event == "start" else -1
         elif tag in SILENT:
             silent += 1 if event == "start" else -1
         elif event == "end" and tag in ("p", "ab", "l") and bodies and not silent:
-            text = unwrapped("".join(_tei_text(element)), " " if file.reading.wrap is None else file.reading.wrap)
+            text = re.sub(rf"\s*{JOINED}\s*", "", "".join(_tei_text(element)))
+            text = unwrapped(text, " " if file.reading.wrap is None else file.reading.wrap)
             paragraphs.append(" ".join(text.split()))
             after = element.tail
             element.clear()  # of a paragraph within another one (a quotation, say) the outer one reads nothing twice
@@ -216,14 +220,24 @@ def _tei(events, root, file):
             element.clear()
 
 
+def _name(element):
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else "comment"
+
+
 def _tei_text(element):
-    """The text inside an element. A line break that divides a word (`break="no"`) joins its halves."""
+    """The text inside an element. Where it has several forms of one passage, one is read. A line break that divides a
+    word (`break="no"`) joins its halves, whatever blanks are beside it."""
+    if preferred := PREFERRED.get(_name(element)):
+        forms = [child for child in element if _name(child) not in ("comment", *SILENT)]
+        for form in sorted(forms, key=lambda child: _name(child) not in preferred)[:1]:
+            yield from _tei_text(form)
+        return
     if element.text:
         yield element.text
     for child in element:
-        tag = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else "comment"
+        tag = _name(child)
         if tag in ("lb", "pb", "cb", "gap", "milestone"):
-            yield "" if child.get("break") == "no" else "\n"
+            yield JOINED if child.get("break") == "no" else "\n"
         elif tag != "comment" and tag not in SILENT:
             yield from _tei_text(child)
         if child.tail:

@@ -6,7 +6,7 @@
     select    all hashes       -> which documents are copies, which are held out, which train SentencePiece
     vocabulary  the sample     -> the SentencePiece model, or another tokeniser
     encode    a shard          -> ids of its pieces                                     (one task per shard)
-    merge     all shards       -> dict.txt, train and valid in mmap format, the report, manifest.json
+    merge     all shards       -> dict.txt, train and valid in mmap format; engine.py adds the report and manifest.json
 
 A task fills a folder that gets its final name only when it is complete, so a kill at any moment loses no more than the
 tasks that were running, and the same command continues. Shards and all choices depend only on the inputs and options:
@@ -250,7 +250,8 @@ def select(folder: Path, shards: list[Path], valid_fraction: float, dropped: str
     if len(kept) < 2:
         raise ValueError(
             f"{len(kept) or 'no'} document is left, beside {len(use) - len(kept)} copies: training and validation need "
-            f"one each (in .txt files, empty lines separate documents); dropped: {dropped or 'nothing'}"
+            f"one each (a .txt file that is named itself is cut at empty lines, and in a folder each file is one); "
+            f"dropped: {dropped or 'nothing'}"
         )
     number = {}  # of each source
     names = (name for shard in shards for name in json.loads((shard / "sources.json").read_text()))

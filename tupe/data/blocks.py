@@ -1,7 +1,4 @@
-"""Prepared text -> FULL-SENTENCES blocks (Liu et al., 2019), whose borders are found once and then stay on the disk.
-
-L sequence length.
-"""
+"""Prepared text -> FULL-SENTENCES blocks (Liu et al., 2019), whose borders are found once and then stay on the disk."""
 
 import hashlib
 import tempfile

@@ -1,7 +1,4 @@
-"""Blocks with masks that follow from the seed, the epoch and the number of the block.
-
-B batch, L sequence length, V vocabulary.
-"""
+"""Blocks with masks that follow from the seed, the epoch and the number of the block."""
 
 from pathlib import Path
 
@@ -17,7 +14,8 @@ UNMASKED = -1  # an epoch: of batches that fill up an update, in which nothing i
 
 class MaskedBlocks:
     """Item (epoch, i) is block i with the masks of that epoch: ids with and ids without them, -100 where nothing is to
-    be predicted. types: size of the vocabulary, the last of which is <mask>."""
+    be predicted. symbols: the dictionary's types, <mask> among them. mask_prob: the share of tokens to be predicted; of
+    these, the share leave_unmasked_prob stays, random_token_prob becomes a random type, and all others <mask>."""
 
     def __init__(
         self, blocks: Blocks, symbols: list[str], seed: int, mask_prob: float = 0.15, leave_unmasked_prob: float = 0.1,

@@ -1,4 +1,4 @@
-"""Prepared text on the disk, fairseq's mmap format, and where its sentences are cut. Needs only numpy."""
+"""Prepared text on the disk, in fairseq's mmap format, and the splits that names mean. Needs only numpy."""
 
 import os
 from collections.abc import Iterable, Sequence

@@ -138,10 +138,12 @@ def collate(split: str, samples: list) -> dict:
     """A batch of fairseq's task: source [B, L], padded on the right. samples: (index, example)."""
     batch = examples.collate([example for _, example in samples])
     lengths = torch.tensor([len(tokens) for _, (_, tokens, _) in samples])
+    labels = batch["labels"]
+    labels = labels.double() if labels.is_floating_point() else labels  # with --fp16 fairseq would round float32
     batch = {
         "id": torch.tensor(batch["rows"]), "split": split,
         "net_input": {"src_tokens": batch["input_ids"], "src_lengths": lengths},
-        "nsentences": len(samples), "ntokens": batch["num_tokens"], "target": batch["labels"],
+        "nsentences": len(samples), "ntokens": batch["num_tokens"], "target": labels,
     }  # fmt: skip
     if not len(batch["target"]):  # of a test set
         del batch["target"]

@@ -2,7 +2,6 @@
 are in `tupe/cli/train.py`."""
 
 import logging
-import os
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from fairseq.distributed import utils as distributed_utils
 from fairseq.utils import import_user_module
 from fairseq_cli import train as fairseq_train  # sets up logging, as fairseq-train does
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
 from ..checkpoints.trained import read_model
 from ..common.active import refuse
@@ -30,6 +28,7 @@ from .saving import check_start
 from .settings import configuration, dataclasses_of
 
 logger = logging.getLogger("tupe.launch")
+patches.apply(patches.IN_TRAINING)
 patches.apply(patches.BY_TUPE)
 
 WORLD_SIZE = "distributed_training.distributed_world_size"
@@ -96,12 +95,6 @@ def train(config: DictConfig, yes: bool = False) -> None:
     that folder, OSError if the disk is full or read-only, and SystemExit with `record.STOPPED` if a signal stopped it.
     Any other error is a `Refusal`, see `active.refuse`.
     """
-    if torch.distributed.is_torchelastic_launched():
-        # fairseq recognises torchrun by its environment too, but divides by the number of GPUs, which may be 0.
-        with open_dict(config):
-            section = config.distributed_training
-            section.distributed_init_method, section.distributed_no_spawn = "env://", True
-            section.distributed_rank, section.device_id = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     try:
         with recorded(yes), stoppable():
             distributed_utils.call_main(config, fairseq_train.main)

@@ -4,19 +4,23 @@ A replacement with a parameter `original` gets what it replaces, and does a litt
 are wrapped around each other, the last outermost. The site shows the table (docs/hooks.py).
 """
 
+import importlib.util
 import inspect
+import os
 import pkgutil
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 import torch
+from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
 
 from . import masked_lm, optim, saving, steps
 
-ON_IMPORT, BY_TUPE = "always", "`tupe` only"
+ON_IMPORT, IN_TRAINING, BY_TUPE = "always", "in programs that train", "`tupe` only"
 UNFIXED = "not fixed in fairseq 0.12.3.1"  # the newest there is
 OURS = "permanent: a feature, not a fix"
 
@@ -24,7 +28,8 @@ OURS = "permanent: a feature, not a fix"
 @dataclass(frozen=True)
 class Patch:
     """attribute: its dotted name. until: the version from which the row can go. when: ON_IMPORT of the user-dir, so
-    that fairseq-train gets it too; or BY_TUPE, when one of the commands of `tupe` is about to train."""
+    that fairseq-train gets it too; IN_TRAINING, then as well, but only where `fairseq_cli.train` is loaded, which sets
+    up logging; or BY_TUPE, when one of the commands of `tupe` is about to train."""
 
     attribute: str
     replacement: Callable
@@ -51,6 +56,24 @@ def _around(original, replacement):
     return replaced
 
 
+def parse_args_and_arch(*args, original: Callable, **kwargs) -> Namespace | tuple[Namespace, list[str]]:
+    """fairseq's, where --bf16 means a TPU only if the library of one is installed."""
+    found = original(*args, **kwargs)
+    parsed = found[0] if isinstance(found, tuple) else found  # beside arguments that are not known
+    if parsed.bf16 and importlib.util.find_spec("torch_xla") is None:
+        parsed.tpu = False
+    return found
+
+
+def infer_torchrun(section: DistributedTrainingConfig) -> None:
+    """fairseq's, which divides by the number of GPUs. section: of the whole configuration."""
+    section.distributed_init_method, section.distributed_no_spawn = "env://", True
+    section.distributed_world_size = int(os.environ["WORLD_SIZE"])
+    section.distributed_rank = int(os.environ["RANK"])
+    on_node = int(os.environ.get("LOCAL_RANK", section.distributed_rank))
+    section.device_id = on_node % max(torch.cuda.device_count(), 1)
+
+
 def all_gather_list(data: Any, group: Any = None, *args, original: Callable, **kwargs) -> list:
     if torch.cuda.is_available():
         return original(data, group, *args, **kwargs)
@@ -60,6 +83,10 @@ def all_gather_list(data: Any, group: Any = None, *args, original: Callable, **k
 
 
 PATCHES = [
+    Patch("fairseq.options.parse_args_and_arch", parse_args_and_arch,
+          "`--bf16` means a TPU, also where there is none", UNFIXED),
+    Patch("fairseq.distributed.utils._infer_torch_distributed_launch_init", infer_torchrun,
+          "`torchrun` on machines without GPUs divides by zero", UNFIXED),
     Patch("fairseq.trainer.Trainer.train_step", steps.train_step,
           "a signal, a loss that is not finite, and a stall end the run; an empty batch discards no update", OURS),
     Patch("fairseq.trainer.Trainer.valid_step", steps.with_progress,
@@ -69,7 +96,7 @@ PATCHES = [
     Patch("fairseq_cli.train.validate_and_save", steps.validate_and_save,
           "after a signal, all processes save the last whole update and stop", OURS, BY_TUPE),
     Patch("fairseq_cli.train.validate", steps.validate,
-          "a validation takes one batch more than `--max-valid-steps`", UNFIXED, BY_TUPE),
+          "a validation takes one batch more than `--max-valid-steps`", UNFIXED, IN_TRAINING),
     Patch("fairseq_cli.train.get_training_stats", steps.training_stats,
           "every progress line tells the time left", OURS, BY_TUPE),
     Patch("fairseq.distributed.utils.all_gather_list", all_gather_list,
@@ -106,7 +133,12 @@ PATCHES = [
 ]  # fmt: skip
 
 
+_installed = set()
+
+
 def apply(when: str) -> None:
+    """Install the rows of that moment, unless they already are."""
     for patch in PATCHES:
-        if patch.when == when:
+        if patch.when == when and when not in _installed:
             patch.install()
+    _installed.add(when)

@@ -2,7 +2,6 @@
 locked and the record begins; every validation adds scores; at the end the record gets the outcome.
 """
 
-import importlib.util
 import logging
 import math
 import os
@@ -76,6 +75,9 @@ class RecordedTask:
     def build_model(self, cfg: DictConfig, from_checkpoint: bool = False) -> BaseFairseqModel:
         self._training = not from_checkpoint  # from_checkpoint: fairseq loads the model for use, not for training
         if self._training:
+            if not hasattr(cfg, "position_file"):
+                task = self.cfg._name
+                raise Refused(f"--arch: {task} trains models of this package, as tupe_r; --task masked_lm any other")
             load_scheme_files(cfg)
         if self._training and self.cfg.finetune_from_model:
             data = folders_of(self.cfg.data)[0]
@@ -92,7 +94,7 @@ class RecordedTask:
         if self._training and config is not None:
             self.train_subset = config.dataset.train_subset
             refuse_jobs_in_one_process()
-            refuse_settings(config)
+            refuse_settings(config, bool(self.metrics))
             choose_precision(config)
             split_over_processes(config)
             updates = count_updates(self, config)
@@ -248,7 +250,7 @@ class FairseqRun(Run):
         if self.is_scored() if self.ends_with_scores else self.is_saved():
             publish(self.folder, self.config.task.data)
             self.record.end()
-        elif self.record.metrics:
+        elif self.record.metrics and not self.config.optimization.stop_time_hours > 0:
             self.record.end("stopped before its last epoch was scored: see its log")
 
     def resumes(self) -> bool:
@@ -362,25 +364,29 @@ def true_reason(error: BaseException | None) -> BaseException | None:
 # ---------------------------------------------------------------------- what a run is told before it begins
 
 
-def refuse_settings(config: DictConfig | FairseqConfig) -> None:
-    """Raise Refused for settings of fairseq that do not work here. config: the whole configuration."""
+def refuse_settings(config: DictConfig | FairseqConfig, keeps_best: bool) -> None:
+    """Raise Refused for settings of fairseq that do not work here. config: the whole configuration; keeps_best: the
+    result of the run is its best epoch."""
+    saving = config.checkpoint
     if config.ema.store_ema:
         raise Refused("ema.store_ema: fairseq cannot average this model; valid: tupe checkpoint average, afterwards")
-    if config.checkpoint.patience > 0:
+    if saving.no_last_checkpoints and not saving.no_save:
+        raise Refused("checkpoint.no_last_checkpoints: a run is finished, and goes on, by its last one; leave it out")
+    if saving.save_interval > 1 and not saving.no_save and (keeps_best or config.optimization.max_epoch > 0):
+        raise Refused("checkpoint.save_interval: fairseq would not save the last epoch, nor the best; leave it out")
+    if saving.patience > 0:
         raise Refused(
             "checkpoint.patience: a run is as long as it is told, and keeps its best checkpoint; leave it out"
         )
 
 
 def choose_precision(config: DictConfig | FairseqConfig) -> None:
-    """Under Hydra, train in float32 without a GPU: its recipes, the same on all machines, say fp16. --bf16 is for TPUs
-    only where their library is there. Raises Refused for fp16 without a GPU where the user says so and for fairseq's
-    amp, ValueError for a model that fp16 cannot train. config: the whole configuration."""
+    """Under Hydra, train in float32 without a GPU: its recipes, the same on all machines, say fp16. Raises Refused for
+    fp16 without a GPU where the user says so and for fairseq's amp, ValueError for a model that fp16 cannot train.
+    config: the whole configuration."""
     common = config.common
     if common.amp:
         raise Refused("common.amp: fairseq divides clipped gradients twice; valid: --fp16, --bf16 or --autocast bf16")
-    if common.bf16 and importlib.util.find_spec("torch_xla") is None:
-        common.tpu = False  # which --bf16 means on fairseq's own command line
     on_gpu = torch.cuda.is_available() and not common.cpu
     if common.fp16 and on_gpu and getattr(config.model, "normaliser", "") == "exp":
         raise ValueError("normaliser exp overflows in fp16; valid: --precision bf16, autocast or float32")
@@ -431,6 +437,6 @@ def split_over_processes(config: DictConfig) -> None:
         raise Refused(str(error)) from None
     config.optimization.update_freq = [steps]
     if "dataset.batch_size_valid" not in typed:
-        same_text = data.max_valid_steps and size % processes == 0  # held-out losses are of it on any machine
-        data.batch_size_valid = size // processes if same_text else data.batch_size
+        held_out = schema.split_held_out(size, processes, data.max_valid_steps)
+        data.batch_size_valid = held_out or data.batch_size
     logger.warning(f"the recipe's batch on {processes} processes: {SIZE}={data.batch_size} {STEPS}=[{steps}]")

@@ -140,7 +140,9 @@ def load_checkpoint_to_cpu(
         state = as_checkpoint(file) if Path(file).is_dir() else read_checkpoint(file, trained=_trained)
     except ValueError as error:
         raise Refused(str(error)) from None
-    if path == _start:  # a head of another task, or seed, may have the right size
+    if path == _start:
+        state["extra_state"].pop("previous_training_time", None)  # which would count towards `stop_time_hours`
+        # A head of another task, or seed, may have the right size.
         state["model"] = {key: x for key, x in state["model"].items() if not key.startswith("classification_heads.")}
     state["cfg"] = OmegaConf.create(state["cfg"])
     overwrite_args_by_name(state["cfg"], arg_overrides or {})

@@ -64,9 +64,9 @@ def plan_pretraining(
 
 
 def losses_table(states: dict[runner.Job, str]) -> TextTable:
-    """Final validation losses, means over seeds, the best first, and differences from the encoding that comes first,
-    paired by seed. A run whose loss is not `EXIT` below that of `nopos` is still on the plateau; "?" without `nopos`.
-    states: of all jobs, in the order of the plan."""
+    """Final validation losses, means over seeds, the best first, and differences, paired by seed, from the encoding
+    that is planned first, of those that have a finished run. A run whose loss is not `EXIT` below that of `nopos` is
+    still on the plateau; "?" without `nopos`. states: of all jobs, in the order of the plan."""
     losses, units = {}, set()
     for job, state in states.items():
         values = losses.setdefault(re.sub(r"_seed\d+$", "", str(job)), {})

@@ -1,4 +1,4 @@
-"""A training pass as a CUDA graph: the host launches one graph in place of some thousand kernels."""
+"""A training pass as a CUDA graph: the host launches one graph in place of some hundred kernels."""
 
 from collections.abc import Callable
 from typing import Any

@@ -25,7 +25,7 @@ from ..run.folder import fingerprint, remove_partial
 from ..run.progress import SECONDS_WITHOUT_PROGRESS, Progress
 from ..run.record import Record
 from ..run.stop import stoppable
-from .saved import TrainRun, newest, newest_whole, publish
+from .saved import TrainRun, newest_whole, publish
 from .settle import Settled, contradictions, settle
 
 logger = logging.getLogger("tupe.train")
@@ -48,8 +48,8 @@ def prepare(
 
 
 def new_record(settled: Settled, data: str, processes: int) -> Record:
-    """The record of a run before it begins. data: as `folders_of` reads it. Raises ValueError for a split that is not
-    there, and for a model to start from that has another dictionary."""
+    """The record of a run before it begins. data: as `folders_of` reads it. Raises ValueError for a model to start
+    from that has another dictionary."""
     folder, is_pretraining = folders_of(data)[0], settled.command == PRETRAIN
     symbols, splits = read_symbols(folder), validated(settled.valid_subset, settled.train_subset)
     same = {"optimizer._name", "criterion._name", "optimization.lr"}  # the first two: by any name, the same numbers
@@ -97,15 +97,16 @@ def train(settled: Settled, data: str, processes: int, gpus: int, yes: bool = Fa
     from .pretrain import Pretraining
 
     folder, symbols = Path(settled.save_dir).resolve(), read_symbols(folders_of(data)[0])
+    defaults = DEFAULTS | settled.defaults
     try:
         with stoppable():
             updates = length_of(settled, data, symbols, processes)
             place = join(gpus, settled.cpu, processes)
             about = new_record(settled, data, processes)
             run = TrainRun(about, folder, place.rank == 0)
-            run.read(DEFAULTS)  # the folder of another run stays as it is
+            run.read(defaults)  # the folder of another run stays as it is
             run.lock()
-            run.read(DEFAULTS)  # another process may have begun or ended since
+            run.read(defaults)  # another process may have begun or ended since
             if run.writes:
                 remove_partial(folder)
                 about.begin(device(place.device.type == "cpu"))
@@ -136,7 +137,7 @@ def train(settled: Settled, data: str, processes: int, gpus: int, yes: bool = Fa
                     kind = Finetuning if settled.command == FINETUNE else Pretraining
                     kind(settled, data, symbols, run, place, updates, start).train(checkpoint)
                 if run.writes and settled.command == PRETRAIN:
-                    publish(newest(folder)[1], folder)
+                    publish(folder / f"checkpoint-{updates}", folder)  # a later one may be damaged
     except Exception as error:
         refuse(error)
 

@@ -30,13 +30,14 @@ VALID = {  # of these options the words that this engine has
 class Settled(Training):
     """A training of this engine. command: "pretrain" or "finetune"; variant: how the model differs from what its
     architecture's name stands for, in the words of a run's record. values: {place in a recipe: value} of all options
-    that the command has; changed: those that are not the default of the option, or of the architecture."""
+    that the command has; defaults: of the option, or of the architecture; changed: the values that differ from it."""
 
     command: str = PRETRAIN
     architecture: str = ""
     variant: str = ""
     model: ModelConfig = field(default_factory=ModelConfig)
     values: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
 
 
@@ -87,7 +88,7 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
     settled = Settled(
         **{name: value for name, value in own.items() if name in Training.__dataclass_fields__},
         command=command, architecture=architecture, model=model, values=values,
-        variant=variant(vars(model), plain),
+        variant=variant(vars(model), plain), defaults=defaults,
         changed={place: value for place, value in values.items() if value != defaults[place]},
     )  # fmt: skip
     Encoder.check(model)
