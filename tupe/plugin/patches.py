@@ -60,7 +60,7 @@ def parse_args_and_arch(*args, original: Callable, **kwargs) -> Namespace | tupl
     """fairseq's, where --bf16 means a TPU only if the library of one is installed."""
     found = original(*args, **kwargs)
     parsed = found[0] if isinstance(found, tuple) else found  # beside arguments that are not known
-    if parsed.bf16 and importlib.util.find_spec("torch_xla") is None:
+    if getattr(parsed, "bf16", False) and importlib.util.find_spec("torch_xla") is None:
         parsed.tpu = False
     return found
 
