@@ -115,7 +115,7 @@ def test_a_signal_to_any_process_stops_all(data, tmp_path, target, number):
     process = subprocess.Popen(
         **command(data, tmp_path, *more), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
-    assert any("update 5: loss" in line for line in process.stdout)
+    assert any("num_updates=5," in line for line in process.stdout)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     targets = {"torchrun": [process.pid], "one process": children[1:2]}
     for pid in targets.get(target) or descendants(process.pid):

@@ -4,6 +4,7 @@ A run stops before its next pass, forward and backward, of a batch: an update ma
 the middle of is dropped, and computed anew when the run goes on from the last whole one.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -117,6 +118,7 @@ def stoppable() -> Iterator[None]:
 # training at the death of one of them. So they obey only their parent.
 def _shield_child():
     if _stop is not None:
+        gc.freeze()  # else a worker collects the loader of its parent's last epoch, which complains on the console
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         threading.Thread(target=_end_at_parents_request, args=[os.getppid()], daemon=True).start()
 
