@@ -305,7 +305,7 @@ def test_the_discriminator_learns_on_real_text(tmp_path):
     best constant probability. That share is a ninth: a probability is rarely above a half, so accuracies say little.
     """
     data = write_manual(tmp_path / "data")
-    short = ["--tokens-per-sample=12", "--batch-size=64", "--update-freq=1", "--dropout=0"]
+    short = ["--tokens-per-sample=12", "dataset.batch_size=64", "--dropout=0"]
     rate = ["--lr=[0.0005]", "--warmup-updates=50", "--total-num-update=1500"]
     every = ["--max-update=800", "--validate-interval-updates=800", "--validate-interval=1000"]
     train(arguments(data, tmp_path / "run", *short, *rate, *every, "--attention-dropout=0", "--max-valid-steps=40"))
