@@ -111,7 +111,7 @@ def test_a_fresh_environment(tmp_path):
     venv.create(tmp_path / "venv")
     python = tmp_path / "venv/bin/python"
     site = Path(run("import sysconfig; print(sysconfig.get_path('purelib'))", python=python, cwd=tmp_path).strip())
-    for distribution in distributions("torch", "numpy", "click", "setuptools", "wheel"):
+    for distribution in distributions("torch", "numpy", "click", "safetensors", "setuptools", "wheel"):
         for name in {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}:
             if not (site / name).exists():
                 (site / name).symlink_to(distribution.locate_file(name))
