@@ -321,6 +321,8 @@ def results(e: Evidence) -> Iterator[str]:
     changes = [[one.gaps[4400] - one.gaps[2000] for one in ones] for ones in (known, fresh)]
     yield f"the gaps of the two new seeds fall by {to([-change for change in changes[1]], 2)} bits, and"
     yield f"those of the known ones change by {to(changes[0], 2)}."
+    lead = to([one.gain for one in e.of("drift", "tupe_a")], 2)
+    yield f"leaves after {e.exits('drift', 'bert_a')} updates, and TUPE-A is {lead} bits ahead after 8,000."
     yield f"three times as large leaves after {e.exits('bundle', 'absolute_0.06')} updates, and gains "
     larger, behind = e.gain("bundle", "absolute_0.06"), e.gap("bundle", "absolute_0.06", 2000, -1)
     yield f"gains {larger} bits. But 2,000 updates after the exit it is {behind} bits *behind*"
