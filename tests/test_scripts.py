@@ -373,7 +373,7 @@ def test_quickstart_prints_the_digits_of_the_page(words, tmp_path):
         assert row[:3] == expected[:3] and row[4] == expected[4]
         if row[1] != "updates":
             assert float(row[3]) == pytest.approx(float(expected[3]), abs=0.3), row
-            assert float(row[5]) == pytest.approx(float(expected[5]), abs=5), row
+            assert float(row[5]) == pytest.approx(float(expected[5]), abs=10), row  # of 200 sentences
 
 
 @pytest.mark.parametrize("loss, learned", [(4.2, True), (4.4, False)])
