@@ -817,7 +817,7 @@ def test_gradients_of_each_sequence_by_torch_func(position, options):
 def test_unknown_block_and_normaliser():
     with pytest.raises(ValueError, match="valid: softmax, l2"):
         encoder("untied", normaliser="softmin")
-    with pytest.raises(ValueError, match="valid: transformer, gau, modern"):
+    with pytest.raises(ValueError, match="unknown block 'rnn'; valid: transformer, gau, modern"):
         encoder("untied", block="rnn")
 
 

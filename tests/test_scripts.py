@@ -143,7 +143,7 @@ def test_a_slurm_job_whose_time_is_up_goes_on_exactly_when_it_is_queued_again(en
     shown = whole.communicate()[0]
     assert whole.returncode == 0, shown[-3000:]
     first = job("stopped")
-    assert any(" update 5" in line or "num_updates=5," in line for line in first.stdout)
+    assert any("update 5" in line or "num_updates=5," in line for line in first.stdout)
     script, srun, *tasks = descendants(first.pid)
     for pid in tasks:
         with suppress(ProcessLookupError):
@@ -368,12 +368,17 @@ def test_quickstart_prints_the_digits_of_the_page(words, tmp_path):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     here = quickstart_rows((tmp_path / "outputs" / "quickstart" / "table.md").read_text())
     page = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    printed = quickstart_rows(page)
+    if words:  # the page says the losses and orders of that engine in a sentence
+        said = re.search(r"losses of ([\d.]+) and ([\d.]+), and ([\d.]+) and ([\d.]+) for the order", page)
+        for row, loss, order in zip(printed[1:], said.groups()[:2], said.groups()[2:], strict=True):
+            row[3], row[5] = loss, order
     assert len(here) == 3
-    for row, expected in zip(here, quickstart_rows(page), strict=True):
+    for row, expected in zip(here, printed, strict=True):
         assert row[:3] == expected[:3] and row[4] == expected[4]
         if row[1] != "updates":
             assert float(row[3]) == pytest.approx(float(expected[3]), abs=0.3), row
-            assert float(row[5]) == pytest.approx(float(expected[5]), abs=10), row  # of 200 sentences
+            assert float(row[5]) == pytest.approx(float(expected[5]), abs=5), row
 
 
 @pytest.mark.parametrize("loss, learned", [(4.2, True), (4.4, False)])

@@ -103,7 +103,7 @@ def test_a_damaged_stream_behind_a_whole_one(damage, suffix, tmp_path):
     compress = COMPRESS[suffix]
     if suffix == ".zst":  # the others have checksums always
         compress = zstandard.ZstdCompressor(write_checksum=True).compress
-    documents = [*DOCUMENTS, *(f"{number} " * 2500 for number in range(300))]  # the last megabyte may be lost
+    documents = [*DOCUMENTS, *(" ".join([str(number)] * 2500) for number in range(300))]  # the last MB may be lost
     text = "\n\n".join(documents).encode()
     whole, more = b"" if suffix == ".xz" else compress(text), compress(b"\n\nmore\n\nand more")
     bad = {
@@ -117,7 +117,7 @@ def test_a_damaged_stream_behind_a_whole_one(damage, suffix, tmp_path):
     assert "\n" not in str(caught.value)
     kept, stats = read_all(path, errors="replace")
     assert len(kept) >= (150 if whole else 0)
-    assert [d.text.split() for d in kept] == [d.split() for d in [*(documents if whole else []), "more"]][: len(kept)]
+    assert [d.text for d in kept] == [*(documents if whole else []), "more"][: len(kept)]
     assert stats.dropped["file: damaged, read up to there"] == 1
 
 

@@ -83,6 +83,9 @@ def test_what_comes_out_is_the_best_model(whole, small):
     assert updates_of(whole) == best
     assert record.pretrained == str(small) and record.config["engine"] == "torch"
     assert list(checkpoints(whole)) == [record.scores[-1]["num_updates"]]  # of what is left, to resume
+    if best in checkpoints(whole):
+        own = TupeForSequenceClassification.from_pretrained(checkpoints(whole)[best]).state_dict()
+        assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
 
 
 def test_a_worse_epoch_does_not_take_the_place_of_the_best(small, learnable, tmp_path, monkeypatch):
