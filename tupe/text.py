@@ -126,8 +126,8 @@ class TextEncoder:
         return [self.ids.get(piece, unk) for piece in self.pieces(text)]
 
     def word_ids(self, text: str) -> list[list[int]]:
-        """The ids of `encode`, word by word; where `has_words` is False, piece by piece. What a word is, the pipeline
-        says: its punctuation marks are words, for example."""
+        """The ids of `encode`, in the words that the pipeline makes of the text, where the paper's takes a punctuation
+        mark for one; piece by piece where `has_words` is False."""
         return self.group_words(self.encode(text))
 
     def group_words(self, ids: list[int]) -> list[list[int]]:

@@ -229,8 +229,8 @@ def _tei_text(element):
     word (`break="no"`) joins its halves, whatever blanks are beside it."""
     if preferred := PREFERRED.get(_name(element)):
         forms = [child for child in element if _name(child) not in ("comment", *SILENT)]
-        for form in sorted(forms, key=lambda child: _name(child) not in preferred)[:1]:
-            yield from _tei_text(form)
+        if forms:
+            yield from _tei_text(next((form for form in forms if _name(form) in preferred), forms[0]))
         return
     if element.text:
         yield element.text

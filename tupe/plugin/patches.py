@@ -11,7 +11,7 @@ import pkgutil
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -133,12 +133,9 @@ PATCHES = [
 ]  # fmt: skip
 
 
-_installed = set()
-
-
+@cache
 def apply(when: str) -> None:
-    """Install the rows of that moment, unless they already are."""
+    """Install the rows of that moment, which may come more than once."""
     for patch in PATCHES:
-        if patch.when == when and when not in _installed:
+        if patch.when == when:
             patch.install()
-    _installed.add(when)

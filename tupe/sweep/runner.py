@@ -172,8 +172,9 @@ def result(job: Job, status: int, before: bytes | None) -> tuple:
     if status == 0 and run and run.state == "finished":
         return "finished", "{} {:.2f}".format(*run.best()) if run.metrics else "finished"
     if status == 0 and run and run.state == "stopped":
-        record.note_failure(job.folder, "stopped at its time limit", record.STOPPED)
-        return "open", "stopped at its time limit; the next start runs it again"
+        reason = "stopped at its time limit"
+        record.note_failure(job.folder, reason, record.STOPPED)
+        return "open", f"{reason}; the next start runs it again"
     is_new = record.contents(job.folder) != before
     if is_new and run and run.state == "failed":
         reason = run.failure["reason"]

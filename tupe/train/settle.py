@@ -38,7 +38,10 @@ class Settled(Training):
     model: ModelConfig = field(default_factory=ModelConfig)
     values: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
-    changed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        return {place: value for place, value in self.values.items() if value != self.defaults[place]}
 
 
 def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None = None, gpus: int = 1) -> Settled:
@@ -89,7 +92,6 @@ def settle(settings: Settings, processes: int = 1, micro_batch_size: int | None 
         **{name: value for name, value in own.items() if name in Training.__dataclass_fields__},
         command=command, architecture=architecture, model=model, values=values,
         variant=variant(vars(model), plain), defaults=defaults,
-        changed={place: value for place, value in values.items() if value != defaults[place]},
     )  # fmt: skip
     Encoder.check(model)
     settled.adam_betas = ast.literal_eval(values["optimizer.adam_betas"])
